@@ -198,7 +198,7 @@ def main() -> None:
             pid = workshop.worker.pid
             throughput(workshop)
             before, idle = status(pid)["VmRSS"], throughput(workshop)
-            workshop.stranger.take(key)
+            workshop.other_client.take(key)
             for _ in range(parked):
                 workshop.send("shared_below", key)
             workshop.wait_count(key, parked + 1, PATIENCE)

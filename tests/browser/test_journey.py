@@ -77,7 +77,7 @@ def scene(workshop: Workshop) -> Iterator[Scene]:
     assert workshop.worker is not None
     shop = f"shop-{uuid.uuid4().hex[:8]}"
     bill, report, bank = (f"{shop}:{document}" for document in ("bill", "report", "bank"))
-    workshop.stranger.take(report)
+    workshop.other_client.take(report)
     workshop.send("bill", shop, "report", report)
     workshop.wait_count(report, 2)
     tasks = [workshop.send("bill", shop, "bill", f"{bill}:0")]
@@ -87,9 +87,9 @@ def scene(workshop: Workshop) -> Iterator[Scene]:
         workshop.wait_count(bill, number + 1)
     workshop.send("bill", shop, "bank", bank)
     workshop.entered(bank)
-    workshop.stranger.release(report)
+    workshop.other_client.release(report)
     yield Scene(shop=shop, tasks=tasks, child=child, worker=workshop.worker, workshop=workshop)
-    workshop.stranger.release_all()
+    workshop.other_client.release_all()
     for gate in (report, bank, *(f"{bill}:{number}" for number in range(len(tasks)))):
         workshop.let_go(gate)
     for key in (bill, report, bank):

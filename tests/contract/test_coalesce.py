@@ -23,7 +23,7 @@ from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Kind, Rule, name_prefix, new_guid, semaphore
 from tests.support.any_server import Server
-from tests.support.django_layer import Ensemble, Recorder, Stranger
+from tests.support.django_layer import Ensemble, OtherClient, Recorder
 from tests.support.tcp_proxy import UP, Proxy, requests
 from tests.support.threads import Runner
 from tests.support.timing import scaled
@@ -264,21 +264,21 @@ def make(request: pytest.FixtureRequest, ensemble: Ensemble) -> Callable[..., Ca
 
 def test_call__rest_skips(
     make: Callable[..., Callable[..., Any]],
-    stranger: Stranger,
+    other_client: OtherClient,
     ensemble: Ensemble,
     recorder: Recorder,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The first call waits for who holds, and the others skip, say why, send the signal, and log no warning."""
     caplog.set_level(logging.INFO, "django_zklock.locked_call")
-    held = stranger.take("k")
+    held = other_client.take("k")
     work = make(lambda: "done")
     waiting = Runner(work)
     ensemble.wait_count("k", 2)
     for _ in range(3):
         result = Runner(work).result()
         assert (result["zklock"], result["key"], result["reason"]) == ("skipped", "k", "coalesced")
-        assert result["holder"].startswith("label the stranger")
+        assert result["holder"].startswith("label the other client")
     assert recorder.facts("skipped")["reason"] == "coalesced"
     assert [each.levelname for each in caplog.records if "event=skipped" in each.getMessage()] == ["INFO"] * 3
     held.release()
@@ -286,15 +286,17 @@ def test_call__rest_skips(
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_call__times_out(make: Callable[..., Callable[..., Any]], stranger: Stranger, ensemble: Ensemble) -> None:
+def test_call__times_out(
+    make: Callable[..., Callable[..., Any]], other_client: OtherClient, ensemble: Ensemble
+) -> None:
     """Who has waited in vain has nobody to run for it, and is told so."""
-    stranger.take("k")
+    other_client.take("k")
     with pytest.raises(LockTimeout):
         make(lambda: "done", timeout=0.5)()
     ensemble.wait_count("k", 1)
 
 
-def test_call__another_function(stranger: Stranger, ensemble: Ensemble) -> None:
+def test_call__another_function(other_client: OtherClient, ensemble: Ensemble) -> None:
     """A call waits behind a call of another function, whatever the policy of that one is."""
 
     @zk_locked("k", on_conflict="coalesce")
@@ -305,7 +307,7 @@ def test_call__another_function(stranger: Stranger, ensemble: Ensemble) -> None:
     def two() -> str:
         return "two"
 
-    held = stranger.take("k")
+    held = other_client.take("k")
     first = Runner(one)
     ensemble.wait_count("k", 2)
     second = Runner(two)
@@ -318,9 +320,11 @@ def test_call__another_function(stranger: Stranger, ensemble: Ensemble) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_call__may_give_up(make: Callable[..., Callable[..., Any]], stranger: Stranger, ensemble: Ensemble) -> None:
+def test_call__may_give_up(
+    make: Callable[..., Callable[..., Any]], other_client: OtherClient, ensemble: Ensemble
+) -> None:
     """No call is skipped for a call with a timeout: the first waits in vain, and the second runs."""
-    held = stranger.take("k")
+    held = other_client.take("k")
     first = Runner(make(lambda: "done", timeout=scaled(3)))
     ensemble.wait_count("k", 2)
     second = Runner(make(lambda: "done", timeout=scaled(60)))

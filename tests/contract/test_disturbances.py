@@ -163,7 +163,7 @@ def test_node_changed__waiting(pool: Pool, make_pool: MakePool, observer: Observ
     for name in observer.wait_count(lock.paths[0], 2):
         for data in (b"__REVOKE__", b"", b"\xff" * 10):
             observer.client.set(f"{lock.paths[0]}/{name}", data)
-    observer.client.create(f"{lock.paths[0]}/readme", b"of a stranger")
+    observer.client.create(f"{lock.paths[0]}/readme", b"of another client")
     assert not held.lost
     held.release()
     waiter.result().release(wait=True)

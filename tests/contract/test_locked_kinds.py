@@ -12,7 +12,7 @@ import pytest
 
 from django_zklock import AsyncUnsafe, LockConflict, LockTimeout, current_lock, zk_lock, zk_locked
 from django_zklock.zk.held import Held
-from tests.support.django_layer import Ensemble, Recorder, Stranger
+from tests.support.django_layer import Ensemble, OtherClient, Recorder
 from tests.support.threads import Runner
 from tests.support.timing import GRACE, LONG_SESSION, scaled
 from tests.support.tree_reader import wait_until
@@ -129,7 +129,7 @@ KEYS: dict[str, object] = {
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
-def test_locked__several_keys(make: Make, ensemble: Ensemble, stranger: Stranger, key: object) -> None:
+def test_locked__several_keys(make: Make, ensemble: Ensemble, other_client: OtherClient, key: object) -> None:
     """A list of templates, and a callable that gives a list, name keys that are taken together."""
     held = make(key, held_here)(7, other=8)
     assert (held.key, held.keys) == ("account:7, account:8", ("account:7", "account:8"))
@@ -137,11 +137,11 @@ def test_locked__several_keys(make: Make, ensemble: Ensemble, stranger: Stranger
     ensemble.wait_empty("account:7")
     ensemble.wait_empty("account:8")
     # In the other order, and while one of them is taken.
-    stranger.take("account:7")
+    other_client.take("account:7")
     waiting = Runner(lambda: make(key, held_here)(8, 7))
     ensemble.wait_count("account:7", 2)
     ensemble.wait_count("account:8", 1)
-    stranger.release("account:7")
+    other_client.release("account:7")
     assert waiting.result().keys == ("account:8", "account:7")
     ensemble.wait_empty("account:7")
     ensemble.wait_empty("account:8")
@@ -154,22 +154,24 @@ def test_locked__the_same_key_twice(make: Make, key: object) -> None:
         make(key, lambda: pytest.fail("it has run"))(5, 5)
 
 
-def test_locked__several_keys_skip(make: Make, stranger: Stranger, recorder: Recorder, ensemble: Ensemble) -> None:
+def test_locked__several_keys_skip(
+    make: Make, other_client: OtherClient, recorder: Recorder, ensemble: Ensemble
+) -> None:
     """A skipped call of several keys names them all, and who holds the one that was taken."""
-    stranger.take("account:2")
+    other_client.take("account:2")
     work = make(KEYS["templates"], lambda: pytest.fail("it has run"), on_conflict="skip")
     result = work()
     assert (result["zklock"], result["key"], result["reason"]) == ("skipped", "account:1, account:2", "conflict")
-    assert result["holder"].startswith("label the stranger (pid ")
+    assert result["holder"].startswith("label the other client (pid ")
     assert str(recorder.facts("skipped")["holder"]) == result["holder"]
     assert ensemble.nodes("account:1") == []
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_locked__several_keys_time_out(make: Make, stranger: Stranger, ensemble: Ensemble) -> None:
+def test_locked__several_keys_time_out(make: Make, other_client: OtherClient, ensemble: Ensemble) -> None:
     """One timeout is for all keys together."""
-    stranger.take("account:1")
-    stranger.take("account:2")
+    other_client.take("account:1")
+    other_client.take("account:2")
     began = time.monotonic()
     with pytest.raises(LockTimeout, match=r"'account:1, account:2' was not granted within 0\.4 s; held by label"):
         make(KEYS["templates"], lambda: None, timeout=0.4)()

@@ -966,7 +966,7 @@ def test_block__generator_closed_by_the_loop(lock: Lock, observer: Observer) -> 
 
 @pytest.mark.parametrize("rule", [READ, semaphore(3)], ids=["read", "lease"])
 def test_block__left_by_another_and_ambiguous(pool: Pool, observer: Observer, rule: Any) -> None:
-    """Where several blocks of a lock object are open, a stranger ends none of those whose owners live."""
+    """Where several blocks of a lock object are open, another caller ends none of those whose owners live."""
     lock = Lock("k", pool, rule=rule)
     leave, entered = threading.Event(), threading.Barrier(3)
 

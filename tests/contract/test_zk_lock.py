@@ -25,7 +25,7 @@ from django_zklock import (
 from django_zklock.connections import connections
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import snapshots
-from tests.support.django_layer import Ensemble, Stranger
+from tests.support.django_layer import Ensemble, OtherClient
 from tests.support.threads import Runner
 from tests.support.timing import GRACE
 
@@ -81,7 +81,7 @@ def test_zk_lock__shared_by_threads(ensemble: Ensemble) -> None:
     assert len(set(tokens)) == 10
 
 
-def test_zk_lock__names_the_program(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zk_lock__names_the_program(other_client: OtherClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error of a waiter names the code that holds the lock, its command, and that it is this very process."""
     monkeypatch.setattr("sys.argv", ["/srv/manage.py", "reindex", "--all"])
     message = (
@@ -92,7 +92,7 @@ def test_zk_lock__names_the_program(stranger: Stranger, monkeypatch: pytest.Monk
         Runner(lambda: zk_lock("k").acquire(timeout=0)).result()
 
 
-def test_zk_lock__label(stranger: Stranger) -> None:
+def test_zk_lock__label(other_client: OtherClient) -> None:
     """A label names the holder instead of the code."""
     with zk_lock("k", label="month end of Ada"):
         (holder,) = zk_lock("k").holders()
@@ -146,9 +146,9 @@ def test_acquire__negative(ensemble: Ensemble, timeout: float) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0.2, timedelta(seconds=0.2)])
-def test_timeout__of_the_lock(stranger: Stranger, timeout: Any) -> None:
+def test_timeout__of_the_lock(other_client: OtherClient, timeout: Any) -> None:
     """The timeout of a lock is that of `with`, of `async with` and of an acquisition without one of its own."""
-    stranger.take("k")
+    other_client.take("k")
     lock = zk_lock("k", timeout=timeout)
 
     async def aenter() -> None:
@@ -170,16 +170,16 @@ async def acquired(lock: Lock) -> Held:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_timeout__of_the_acquisition(stranger: Stranger, ensemble: Ensemble) -> None:
+def test_timeout__of_the_acquisition(other_client: OtherClient, ensemble: Ensemble) -> None:
     """The timeout of an acquisition replaces that of the lock; None waits without a limit."""
-    stranger.take("k")
+    other_client.take("k")
     lock = zk_lock("k", timeout=0)
     with pytest.raises(LockTimeout) as caught:
         lock.acquire(timeout=0.2)
     assert caught.value.timeout == 0.2
     waiting = Runner(lambda: lock.acquire(None).release())
     ensemble.wait_count("k", 2)
-    stranger.release("k")
+    other_client.release("k")
     waiting.result()
 
 
@@ -203,23 +203,23 @@ def test_holders__free(ensemble: Ensemble) -> None:
     assert zk_lock(["k", "other"]).holders() == ()
 
 
-def test_holders__one(stranger: Stranger) -> None:
+def test_holders__one(other_client: OtherClient) -> None:
     """The holder of a lock is the value that an error would name; a waiter is no holder."""
-    stranger.take("k")
+    other_client.take("k")
     with pytest.raises(LockTimeout) as caught:
         zk_lock("k").acquire(timeout=0)
     assert zk_lock("k").holders() == (caught.value.holder,)
     assert isinstance(caught.value.holder, Identity)
 
 
-def test_holders__waiters_are_none(stranger: Stranger, ensemble: Ensemble) -> None:
+def test_holders__waiters_are_none(other_client: OtherClient, ensemble: Ensemble) -> None:
     """The waiters behind a holder are not among the holders."""
-    stranger.take("k")
+    other_client.take("k")
     waiting = Runner(lambda: zk_lock("k").acquire(120).release())
     ensemble.wait_count("k", 2)
     (holder,) = zk_lock("k").holders()
-    assert str(holder).startswith("label the stranger")
-    stranger.release("k")
+    assert str(holder).startswith("label the other client")
+    other_client.release("k")
     waiting.result()
 
 
@@ -232,7 +232,7 @@ def test_holders__semaphore(ensemble: Ensemble) -> None:
         second.check()
 
 
-def test_holders__several(ensemble: Ensemble, stranger: Stranger) -> None:
+def test_holders__several(ensemble: Ensemble, other_client: OtherClient) -> None:
     """The holders of several keys hold any of them, and an owner that holds more than one counts once."""
     lock = zk_lock(["a", "b", "c"])
     with lock:
@@ -240,12 +240,12 @@ def test_holders__several(ensemble: Ensemble, stranger: Stranger) -> None:
         assert own is not None
         assert zk_lock("b").holders() == (own,)
     ensemble.wait_empty("b")
-    stranger.take("b")
+    other_client.take("b")
     with zk_lock("a"):
         mine, other = lock.holders()
     assert mine is not None
     assert (mine.host, mine.pid) == (own.host, own.pid)
-    assert str(other).startswith("label the stranger")
+    assert str(other).startswith("label the other client")
 
 
 def test_holders__of_another_client(ensemble: Ensemble) -> None:
@@ -257,27 +257,29 @@ def test_holders__of_another_client(ensemble: Ensemble) -> None:
     assert zk_lock("k").holders() == (None,)
 
 
-def test_holders__left_meanwhile(ensemble: Ensemble, stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holders__left_meanwhile(
+    ensemble: Ensemble, other_client: OtherClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A holder that leaves between the list and the read of its data does not make the lock look free."""
-    stranger.take("k")
+    other_client.take("k")
     waiting = Runner(lambda: zk_lock("k").acquire(120))
     ensemble.wait_count("k", 2)
     read = snapshots.read_entries
 
     def release_and_read(*args: Any, **kwargs: Any) -> Any:
         monkeypatch.setattr(snapshots, "read_entries", read)
-        stranger.release("k")
+        other_client.release("k")
         return read(*args, **kwargs)
 
     monkeypatch.setattr(snapshots, "read_entries", release_and_read)
     (holder,) = zk_lock("k").holders()
-    assert "the stranger" not in str(holder)
+    assert "the other client" not in str(holder)
     waiting.result().release()
 
 
-def test_holders__asyncio(stranger: Stranger) -> None:
+def test_holders__asyncio(other_client: OtherClient) -> None:
     """A coroutine awaits `aholders`; the blocking call is refused where an event loop runs."""
-    stranger.take("k")
+    other_client.take("k")
 
     async def main() -> tuple[Identity | None, ...]:
         with pytest.raises(AsyncUnsafe, match=r"await lock\.aholders\(\)"):
@@ -285,12 +287,12 @@ def test_holders__asyncio(stranger: Stranger) -> None:
         return await zk_lock("k").aholders()
 
     (holder,) = asyncio.run(main())
-    assert str(holder).startswith("label the stranger")
+    assert str(holder).startswith("label the other client")
 
 
-def test_aholders__busy_executor(stranger: Stranger) -> None:
+def test_aholders__busy_executor(other_client: OtherClient) -> None:
     """The application's work in threads does not keep the answer back."""
-    stranger.take("k")
+    other_client.take("k")
     over = threading.Event()
 
     async def main() -> tuple[Identity | None, ...]:
@@ -304,7 +306,7 @@ def test_aholders__busy_executor(stranger: Stranger) -> None:
             await busy
 
     (holder,) = asyncio.run(main())
-    assert str(holder).startswith("label the stranger")
+    assert str(holder).startswith("label the other client")
 
 
 def test_aholders__no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 from asgiref.sync import sync_to_async
 
 from django_zklock import LockConflict, LockLost, LockTimeout, current_lock, zk_locked
-from tests.support.django_layer import Ensemble, Stranger
+from tests.support.django_layer import Ensemble, OtherClient
 from tests.support.threads import Runner
 from tests.support.tree_reader import wait_until
 
@@ -38,20 +38,20 @@ def test_zk_locked__one_at_a_time(ensemble: Ensemble) -> None:
     ensemble.wait_empty("account:7")
 
 
-def test_zk_locked__other_key(ensemble: Ensemble, stranger: Stranger) -> None:
+def test_zk_locked__other_key(ensemble: Ensemble, other_client: OtherClient) -> None:
     """Calls with another key do not wait."""
 
     @zk_locked("account:{number}", timeout=0)
     def book(number: int) -> int:
         return number
 
-    stranger.take("account:7")
+    other_client.take("account:7")
     assert book(8) == 8
-    with pytest.raises(LockTimeout, match="held by label the stranger"):
+    with pytest.raises(LockTimeout, match="held by label the other client"):
         book(7)
 
 
-def test_zk_locked__conflict(ensemble: Ensemble, stranger: Stranger) -> None:
+def test_zk_locked__conflict(ensemble: Ensemble, other_client: OtherClient) -> None:
     """While another owner holds the lock, a call is skipped or refused by its policy, and leaves no node."""
     calls: list[str] = []
 
@@ -64,21 +64,21 @@ def test_zk_locked__conflict(ensemble: Ensemble, stranger: Stranger) -> None:
     def refuse() -> None:
         calls.append("raise")
 
-    held = stranger.take("k")
+    held = other_client.take("k")
     skipped = skip()
     assert isinstance(skipped, dict)
     assert skipped["zklock"] == "skipped"
-    assert "the stranger" in skipped["holder"]
+    assert "the other client" in skipped["holder"]
     with pytest.raises(LockConflict):
         refuse()
     assert ensemble.nodes("k") == [held.node.rpartition("/")[2]]
-    stranger.release("k")
+    other_client.release("k")
     skip()
     refuse()
     assert calls == ["skip", "raise"]
 
 
-def test_zk_locked__waits(ensemble: Ensemble, stranger: Stranger) -> None:
+def test_zk_locked__waits(ensemble: Ensemble, other_client: OtherClient) -> None:
     """A coroutine waits in the queue without blocking its event loop."""
     turns: list[int] = []
 
@@ -87,11 +87,11 @@ def test_zk_locked__waits(ensemble: Ensemble, stranger: Stranger) -> None:
         turns.append(len(turns))
         return len(ensemble.nodes("k"))
 
-    stranger.take("k")
+    other_client.take("k")
     waiting = Runner(lambda: asyncio.run(work()))
     ensemble.wait_count("k", 2)
     assert turns == []
-    stranger.release("k")
+    other_client.release("k")
     assert waiting.result() == 1
     ensemble.wait_empty("k")
 

@@ -36,7 +36,7 @@ from django_zklock import (
 )
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
-from tests.support.django_layer import Ensemble, Stranger
+from tests.support.django_layer import Ensemble, OtherClient
 from tests.support.doc_blocks import ROOT, Block, execute, runs
 from tests.support.threads import Runner
 from tests.support.timing import scaled
@@ -106,7 +106,7 @@ def test_guarantees(blocks: Blocks, names: dict[str, Any]) -> None:
 
 
 @runs("docs/howto/async.md", language="python")
-def test_async(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> None:
+def test_async(blocks: Blocks, names: dict[str, Any], other_client: OtherClient) -> None:
     """The coroutines take their locks; the wrong one waits for itself."""
     written: list[int] = []
     names = execute(blocks, names | {"write": written.append})
@@ -117,9 +117,9 @@ def test_async(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> Non
     asyncio.run(names["bill"](42))
     asyncio.run(names["charge"](42))
     assert asyncio.run(names["charge_or_not"](42)) is None
-    stranger.take("invoice:42")
+    other_client.take("invoice:42")
     assert asyncio.run(names["charge_or_not"](42)) == "busy"
-    stranger.release("invoice:42")
+    other_client.release("invoice:42")
     asyncio.run(names["export"](42))
     asyncio.run(names["export_in_pool"](43))
     assert written == [42, 43]
@@ -144,7 +144,7 @@ def test_beat(blocks: Blocks) -> None:
 
 @pytest.mark.celery
 @runs("docs/howto/celery.md", language="python")
-def test_celery(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> None:
+def test_celery(blocks: Blocks, names: dict[str, Any], other_client: OtherClient) -> None:
     """The tasks run under their locks, and a conflict ends as the page says."""
     from celery import shared_task
 
@@ -153,12 +153,12 @@ def test_celery(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> No
     assert tasks["settle"](17) is None
     assert tasks["load"]("csv") is None
     assert tasks["send_report"]("monday") is None
-    stranger.take("import:csv")
-    assert tasks["load"]("csv").startswith("import:csv is busy: label the stranger (pid ")
-    stranger.take("account:17")
+    other_client.take("import:csv")
+    assert tasks["load"]("csv").startswith("import:csv is busy: label the other client (pid ")
+    other_client.take("account:17")
     with pytest.raises(LockConflict):
         tasks["deposit"](17, 1)
-    stranger.take("invoice:42")
+    other_client.take("invoice:42")
     with pytest.raises(LockConflict):
         tasks["bill"](42)
 
@@ -169,11 +169,11 @@ def test_celery(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> No
     result: Any = skip(42)  # type: ignore[no-untyped-call]
     assert [*result] == [*shown]
     assert all(result[name] == shown[name] for name in ("zklock", "key", "reason"))
-    stranger.release_all()
+    other_client.release_all()
 
 
 @runs("docs/howto/commands.md", language="python")
-def test_commands(blocks: Blocks, names: dict[str, Any], ensemble: Ensemble, stranger: Stranger) -> None:
+def test_commands(blocks: Blocks, names: dict[str, Any], ensemble: Ensemble, other_client: OtherClient) -> None:
     """The commands run under their locks, SIGTERM becomes an ordinary end, and ends what waits."""
     plain, with_option, at_the_end, stopping = blocks
     assert execute([plain], names)["Command"]().handle() is None
@@ -187,7 +187,7 @@ def test_commands(blocks: Blocks, names: dict[str, Any], ensemble: Ensemble, str
         work = execute([stopping], {"import_next": lambda: turns.append(None)})["work"]
         waiter = Runner(work)
         wait_until(lambda: turns)
-        stranger.take("import")
+        other_client.take("import")
         ensemble.wait_count("import", 2)
         signal.raise_signal(signal.SIGTERM)
         waiter.result()
@@ -387,7 +387,9 @@ class OtherLock:
 
 @pytest.mark.celery
 @runs("docs/howto/migrate.md", language="python")
-def test_migrate(blocks: Blocks, names: dict[str, Any], stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_migrate(
+    blocks: Blocks, names: dict[str, Any], other_client: OtherClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While both locks are taken, ours is taken inside of the other one; after that it is the only one."""
     celery = pytest.importorskip("celery")
     written: list[Any] = []
@@ -444,7 +446,7 @@ def test_migrate(blocks: Blocks, names: dict[str, Any], stranger: Stranger, monk
         execute([after], names)[name](*arguments)
         assert len(OtherLock.taken) == taken
         if name in {"sync", "report", "nightly"}:
-            stranger.take(key)
+            other_client.take(key)
         if name in {"report", "nightly"}:
             assert names[name](*arguments)["zklock"] == "skipped"
     assert written == [(42, True), (42, True), ("monday", True), ("monday", True)]
@@ -534,7 +536,7 @@ def test_api(blocks: Blocks, names: dict[str, Any]) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @runs("docs/howto/views.md", language="python")
-def test_views(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> None:
+def test_views(blocks: Blocks, names: dict[str, Any], other_client: OtherClient) -> None:
     """Each view answers under its lock, and with 409 if the lock is busy; the lock outlives the commit."""
     charged: list[tuple[int, bool]] = []
 
@@ -581,14 +583,14 @@ def test_views(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> Non
     assert names["pay_all"].short_description == "Pay the chosen invoices"
 
     for number in (1, 2, 5):
-        stranger.take(f"invoice:{number}")
+        other_client.take(f"invoice:{number}")
     assert names["pay"](request, 1).status_code == 409
     assert names["refund"](request, 2).status_code == 409
     assert asyncio.run(names["pay_async"](request, 5)).status_code == 409
     assert names["handle"](LockTimeout("busy"), {}).status_code == 409
     assert names["handle"](ZooKeeperUnavailable("away"), {}).status_code == 503
     assert names["handle"](ValueError(), {}) is None
-    stranger.release_all()
+    other_client.release_all()
 
 
 @runs("docs/reference/checks.md", language="python")
@@ -627,13 +629,13 @@ def test_settings(blocks: Blocks, settings: Settings) -> None:
 
 
 @runs("docs/reference/signals.md", language="python")
-def test_signals(blocks: Blocks, names: dict[str, Any], stranger: Stranger) -> None:
+def test_signals(blocks: Blocks, names: dict[str, Any], other_client: OtherClient) -> None:
     """The receiver is told of a call that is skipped."""
     counted: list[dict[str, str]] = []
     names["metrics"] = SimpleNamespace(increment=lambda _name, **facts: counted.append(facts))
     names = execute(blocks, names)
     try:
-        stranger.take("k")
+        other_client.take("k")
         zk_locked("k", on_conflict="skip")(lambda: None)()
     finally:
         signals.skipped.disconnect(names["count"])

@@ -53,7 +53,7 @@ class Ensemble:
 
 
 @dataclass
-class Stranger:
+class OtherClient:
     """Another owner, with a session of its own, that acquires and releases locks on demand."""
 
     pool: Pool
@@ -61,7 +61,7 @@ class Stranger:
 
     def take(self, key: str) -> Held:
         """Acquire a lock in another thread, which then owns the hold."""
-        lock = Lock(key, self.pool, work=lambda: Work(kind="label", name="the stranger"))
+        lock = Lock(key, self.pool, work=lambda: Work(kind="label", name="the other client"))
         self.held[key] = Runner(lambda: lock.acquire(scaled(30))).result(40)
         return self.held[key]
 

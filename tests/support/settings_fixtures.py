@@ -10,7 +10,7 @@ from services.port import LOOPBACK, free_port
 
 from django_zklock.zk.pool import Pool
 from tests.support.any_server import Server
-from tests.support.django_layer import Ensemble, Recorder, Stranger
+from tests.support.django_layer import Ensemble, OtherClient, Recorder
 from tests.support.timing import scaled
 from tests.support.tree_reader import Observer
 
@@ -29,10 +29,10 @@ def ensemble(server: Server, settings: Settings, observer: Observer, root: str) 
 
 
 @pytest.fixture
-def stranger(ensemble: Ensemble) -> Iterator[Stranger]:
+def other_client(ensemble: Ensemble) -> Iterator[OtherClient]:
     """Return another owner of the same locks."""
-    pool = Pool("stranger", ensemble.pool.options)
-    yield Stranger(pool)
+    pool = Pool("other_client", ensemble.pool.options)
+    yield OtherClient(pool)
     pool.close()
 
 

@@ -21,7 +21,7 @@ from django_zklock.zk.node_data import Identity
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.django_layer import Stranger
+from tests.support.django_layer import OtherClient
 from tests.support.projects import PROJECTS
 from tests.support.servers.rabbitmq import RabbitMQ
 from tests.support.servers.redis import Redis
@@ -136,7 +136,7 @@ class Workshop:
             "outside",
             PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=scaled(20)), root=self.root),
         )
-        self.stranger = Stranger(self.pool)
+        self.other_client = OtherClient(self.pool)
         self.worker: Worker | None = None
         self.workers: list[Worker] = []
 

@@ -30,7 +30,7 @@ from django.views import View
 
 from django_zklock import Busy, Conflict, LockConflict, current_lock, key_template, zk_lock, zk_locked
 from django_zklock.decorators import Locked
-from tests.support.django_layer import Ensemble, Stranger
+from tests.support.django_layer import Ensemble, OtherClient
 from tests.support.threads import Runner
 
 pytestmark = [pytest.mark.nocelery, pytest.mark.oldest]
@@ -243,13 +243,13 @@ def test_command__class_stays() -> None:
 @pytest.mark.parametrize(
     ("command", "key"), [(HandleCommand, "nightly"), (ClassCommand, "1:nightly"), (Heir, "nightly")]
 )
-def test_command__skipped(stranger: Stranger, command: type[BaseCommand], key: str) -> None:
+def test_command__skipped(other_client: OtherClient, command: type[BaseCommand], key: str) -> None:
     """A skipped command prints one line that names the lock and its holder, and ends without an error."""
-    held = stranger.take(key)
+    held = other_client.take(key)
     out = io.StringIO()
     instance = command(stdout=out)
     instance.run_from_argv(["manage.py", "nightly", "--no-color"])
-    assert out.getvalue().startswith(f"Skipped: lock {key!r}: held by label the stranger (pid ")
+    assert out.getvalue().startswith(f"Skipped: lock {key!r}: held by label the other client (pid ")
     assert out.getvalue().count("\n") == 1
     held.check()
 
@@ -261,7 +261,7 @@ def test_command__skipped_without_zookeeper(ensemble: Ensemble) -> None:
     assert out.getvalue() == "Skipped: lock 'nightly': ZooKeeper cannot be reached.\n"
 
 
-def test_command__named_as_holder(stranger: Stranger) -> None:
+def test_command__named_as_holder(other_client: OtherClient) -> None:
     """The error of a waiter names the command that holds the lock."""
 
     class Nested(BaseCommand):
@@ -278,7 +278,7 @@ def test_command__named_as_holder(stranger: Stranger) -> None:
     assert out.getvalue().startswith("command reindex (pid ")
 
 
-def test_handle__of_something_else(stranger: Stranger) -> None:
+def test_handle__of_something_else(other_client: OtherClient) -> None:
     """A method that is called handle, of an object that is no command, has the usual result when it is skipped."""
 
     class Handler:
@@ -286,7 +286,7 @@ def test_handle__of_something_else(stranger: Stranger) -> None:
         def handle(self) -> None:
             raise AssertionError
 
-    stranger.take("handler")
+    other_client.take("handler")
     result: Any = Handler().handle()
     assert result["zklock"] == "skipped"
 
@@ -351,14 +351,14 @@ if django.VERSION >= (6, 0):
         assert above.func.__doc__ == "Do the work."
         assert above.module_path == f"{__name__}.above"
 
-    def test_django_task__conflict(stranger: Stranger) -> None:
+    def test_django_task__conflict(other_client: OtherClient) -> None:
         """A skipped task's result says so, and a conflict fails the task."""
-        stranger.take("django-task:2")
+        other_client.take("django-task:2")
         result = skipping.enqueue(2)
         assert result.status is TaskResultStatus.SUCCESSFUL
         skipped: Any = result.return_value
         assert skipped["zklock"] == "skipped"
-        assert skipped["holder"].startswith("label the stranger")
+        assert skipped["holder"].startswith("label the other client")
         failed = raising.enqueue(2)
         assert failed.status is TaskResultStatus.FAILED
         assert failed.errors[0].exception_class is LockConflict
@@ -595,10 +595,10 @@ VIEWS: dict[str, tuple[Callable[[HttpRequest], Any], int, str]] = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_view__skipped(stranger: Stranger, name: str) -> None:
+def test_view__skipped(other_client: OtherClient, name: str) -> None:
     """A view that is skipped answers that the client shall try again, and names no process."""
     call, status, retry_after = VIEWS[name]
-    stranger.take("pay:7")
+    other_client.take("pay:7")
     response = call(RequestFactory().post("/"))
     assert (response.status_code, response["Retry-After"]) == (status, retry_after)
     assert response.content == b"Try again in a moment.\n"
@@ -621,13 +621,13 @@ def test_lock__in_a_template(ensemble: Ensemble) -> None:
     assert Template("{{ lock.key }}").render(Context({"lock": zk_lock("invoice:42")})) == "invoice:42"
 
 
-def test_skipped__lazy_argument(stranger: Stranger) -> None:
+def test_skipped__lazy_argument(other_client: OtherClient) -> None:
     """A call that is skipped does not evaluate its arguments, as a query for a user would."""
 
     @zk_locked("pay:{number}", on_conflict="skip")
     def pay(_user: object, number: int) -> None: ...
 
-    stranger.take("pay:7")
+    other_client.take("pay:7")
     asked: list[None] = []
     assert pay(SimpleLazyObject(lambda: asked.append(None)), 7)["zklock"] == "skipped"  # type: ignore[index]
     assert asked == []
@@ -637,10 +637,10 @@ def test_skipped__lazy_argument(stranger: Stranger) -> None:
 
 
 @contextlib.contextmanager
-def _held(stranger: Stranger, key: str) -> Iterator[None]:
-    stranger.take(key)
+def _held(other_client: OtherClient, key: str) -> Iterator[None]:
+    other_client.take(key)
     yield
-    stranger.release(key)
+    other_client.release(key)
 
 
 def _skipped(conflict: Conflict) -> HttpResponse:
@@ -663,7 +663,7 @@ class AccountView(View):
     ("view", "arguments", "key"),
     [(InvoiceView, {"pk": 7}, "invoice:7"), (AccountView, {"number": 3}, "account:3:GET")],
 )
-def test_view__holds(stranger: Stranger, view: type[View], arguments: dict[str, int], key: str) -> None:
+def test_view__holds(other_client: OtherClient, view: type[View], arguments: dict[str, int], key: str) -> None:
     """A class-based view takes its lock by Django's method_decorator, with a template over the arguments of the URL."""
     request = RequestFactory().get("/")
 
@@ -674,7 +674,7 @@ def test_view__holds(stranger: Stranger, view: type[View], arguments: dict[str, 
 
     status, text = get()
     assert (status, text.split()[0]) == (200, key)
-    with _held(stranger, key):
+    with _held(other_client, key):
         assert get() == (423, f"{key} is taken")
 
 

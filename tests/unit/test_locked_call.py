@@ -42,7 +42,7 @@ from django_zklock.zk import node_data
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.waiting import UNSET, Unset
-from tests.support.django_layer import Ensemble, Recorder, Stranger
+from tests.support.django_layer import Ensemble, OtherClient, Recorder
 from tests.support.threads import Runner
 from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
@@ -51,7 +51,7 @@ pytestmark = [pytest.mark.nocelery, pytest.mark.oldest]
 
 pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
 
-HOLDER = r"held by label the stranger \(pid \d+ on .+\)"
+HOLDER = r"held by label the other client \(pid \d+ on .+\)"
 
 Make = Callable[..., Callable[..., Any]]
 
@@ -80,9 +80,9 @@ def make(request: pytest.FixtureRequest, ensemble: Ensemble) -> Make:
 
 
 @pytest.fixture
-def stranger(stranger: Stranger, unhurried: None) -> Stranger:
+def other_client(other_client: OtherClient, unhurried: None) -> OtherClient:
     """Return another owner of the same locks, which may be found slowly."""
-    return stranger
+    return other_client
 
 
 def never(*args: Any, **kwargs: Any) -> None:
@@ -92,32 +92,32 @@ def never(*args: Any, **kwargs: Any) -> None:
 # Conflicts: wait.
 
 
-def test_wait__times_out(make: Make, stranger: Stranger) -> None:
+def test_wait__times_out(make: Make, other_client: OtherClient) -> None:
     """A call that waits fails after its timeout, and the error names the lock, the time and the holder."""
-    held = stranger.take("k")
+    held = other_client.take("k")
     message = rf"lock 'k' was not granted within 0\.3 s; {HOLDER}; .* wait longer with a larger timeout"
     with pytest.raises(LockTimeout, match=message) as caught:
         make(body=never, timeout=timedelta(seconds=0.3))()
     assert (caught.value.key, caught.value.timeout) == ("k", 0.3)
     assert caught.value.holder is not None
-    assert caught.value.holder.work == Work(kind="label", name="the stranger")
+    assert caught.value.holder.work == Work(kind="label", name="the other client")
     assert isinstance(caught.value, TimeoutError)
     held.check()
 
 
-def test_wait__tries_once(make: Make, stranger: Stranger) -> None:
+def test_wait__tries_once(make: Make, other_client: OtherClient) -> None:
     """With a timeout of 0 a call does not wait."""
-    stranger.take("k")
+    other_client.take("k")
     with pytest.raises(LockTimeout, match=rf"lock 'k' is taken; {HOLDER}"):
         make(body=never, timeout=0)()
 
 
-def test_wait__is_granted(make: Make, stranger: Stranger, ensemble: Ensemble) -> None:
+def test_wait__is_granted(make: Make, other_client: OtherClient, ensemble: Ensemble) -> None:
     """A call that waits runs when the lock is released."""
-    stranger.take("k")
+    other_client.take("k")
     waiting = Runner(lambda: make()(1, a=2))
     ensemble.wait_count("k", 2)
-    stranger.release("k")
+    other_client.release("k")
     assert waiting.result() == ((1,), {"a": 2})
     ensemble.wait_empty("k")
 
@@ -126,14 +126,14 @@ def test_wait__is_granted(make: Make, stranger: Stranger, ensemble: Ensemble) ->
 
 
 def test_skip__says_so(
-    make: Make, stranger: Stranger, recorder: Recorder, caplog: pytest.LogCaptureFixture, ensemble: Ensemble
+    make: Make, other_client: OtherClient, recorder: Recorder, caplog: pytest.LogCaptureFixture, ensemble: Ensemble
 ) -> None:
     """A skipped call has a result, a signal and a log line, each with the holder, and leaves no node."""
-    held = stranger.take("k")
+    held = other_client.take("k")
     with caplog.at_level(logging.WARNING, "django_zklock.locked_call"):
         result = make(body=never, on_conflict="skip")()
     holder = result.pop("holder")
-    assert holder.startswith("label the stranger (pid ")
+    assert holder.startswith("label the other client (pid ")
     assert result == {"zklock": "skipped", "key": "k", "reason": "conflict"}
     facts = recorder.facts("skipped")
     assert (facts["key"], facts["alias"], facts["reason"]) == ("k", "default", "conflict")
@@ -145,13 +145,13 @@ def test_skip__says_so(
     assert ensemble.nodes("k") == [held.node.rpartition("/")[2]]
 
 
-def test_skip__waits_first(make: Make, stranger: Stranger, ensemble: Ensemble) -> None:
+def test_skip__waits_first(make: Make, other_client: OtherClient, ensemble: Ensemble) -> None:
     """With a timeout, a call waits that long before it skips, and runs if it is granted meanwhile."""
-    stranger.take("k")
+    other_client.take("k")
     assert make(body=never, on_conflict="skip", timeout=0.5)()["zklock"] == "skipped"
     waiting = Runner(lambda: make(on_conflict="skip", timeout=30)(1))
     ensemble.wait_count("k", 2)
-    stranger.release("k")
+    other_client.release("k")
     assert waiting.result() == ((1,), {})
 
 
@@ -164,9 +164,9 @@ def test_skip__free(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("timeout", "waited"), [(UNSET, ""), (0, ""), (0.2, r" after 0\.2 s of waiting")])
-def test_raise__names_holder(make: Make, stranger: Stranger, timeout: float | Unset, waited: str) -> None:
+def test_raise__names_holder(make: Make, other_client: OtherClient, timeout: float | Unset, waited: str) -> None:
     """A conflict is raised at once or after the timeout, and names holder, time, function and options."""
-    stranger.take("k")
+    other_client.take("k")
     with pytest.raises(
         LockConflict, match=rf"lock 'k' is {HOLDER}{waited}; .*work did not run; on_conflict="
     ) as caught:
@@ -180,31 +180,33 @@ def test_raise__names_holder(make: Make, stranger: Stranger, timeout: float | Un
 
 
 @pytest.mark.parametrize("on_conflict", ["wait", "skip", "raise", "coalesce", lambda conflict: "decided"])
-def test_timeout__none_waits(make: Make, stranger: Stranger, ensemble: Ensemble, on_conflict: Any) -> None:
+def test_timeout__none_waits(make: Make, other_client: OtherClient, ensemble: Ensemble, on_conflict: Any) -> None:
     """With a timeout of None, a call waits without a limit under every policy."""
-    stranger.take("k")
+    other_client.take("k")
     waiting = Runner(lambda: make(on_conflict=on_conflict, timeout=None)(1))
     ensemble.wait_count("k", 2)
-    stranger.release("k")
+    other_client.release("k")
     assert waiting.result() == ((1,), {})
 
 
 @pytest.mark.parametrize("on_conflict", ["wait", "coalesce"])
-def test_timeout__unset_waits(make: Make, stranger: Stranger, ensemble: Ensemble, on_conflict: Any) -> None:
+def test_timeout__unset_waits(make: Make, other_client: OtherClient, ensemble: Ensemble, on_conflict: Any) -> None:
     """Without a timeout, the policies that wait do so without a limit."""
-    stranger.take("k")
+    other_client.take("k")
     waiting = Runner(lambda: make(on_conflict=on_conflict)(1))
     ensemble.wait_count("k", 2)
-    stranger.release("k")
+    other_client.release("k")
     assert waiting.result() == ((1,), {})
 
 
 @pytest.mark.parametrize(
     ("on_conflict", "error"), [("wait", LockTimeout), ("coalesce", LockTimeout), ("raise", LockConflict)]
 )
-def test_timeout__zero_tries_once(make: Make, stranger: Stranger, on_conflict: Any, error: type[Exception]) -> None:
+def test_timeout__zero_tries_once(
+    make: Make, other_client: OtherClient, on_conflict: Any, error: type[Exception]
+) -> None:
     """With a timeout of 0, a call does not wait under any policy."""
-    stranger.take("k")
+    other_client.take("k")
     with pytest.raises(error, match=HOLDER):
         make(body=never, on_conflict=on_conflict, timeout=0)()
 
@@ -212,9 +214,9 @@ def test_timeout__zero_tries_once(make: Make, stranger: Stranger, on_conflict: A
 # Conflicts: a callable.
 
 
-def test_callable__decides(make: Make, stranger: Stranger) -> None:
+def test_callable__decides(make: Make, other_client: OtherClient) -> None:
     """A callable gets the conflict, and its result is that of the call; it does not run inside of an `except`."""
-    stranger.take("k:1")
+    other_client.take("k:1")
     seen: list[Conflict] = []
     # A test that interrupts at an exact instruction may leave its exception in the state of this thread.
     outside = sys.exc_info()
@@ -231,9 +233,9 @@ def test_callable__decides(make: Make, stranger: Stranger) -> None:
     assert isinstance(conflict.error(), LockConflict)
 
 
-def test_callable__raises(make: Make, stranger: Stranger) -> None:
+def test_callable__raises(make: Make, other_client: OtherClient) -> None:
     """An error of the callable is the error of the call."""
-    stranger.take("k")
+    other_client.take("k")
 
     def decide(conflict: Conflict) -> None:
         raise conflict.error()
@@ -242,7 +244,7 @@ def test_callable__raises(make: Make, stranger: Stranger) -> None:
         make(body=never, on_conflict=decide)()
 
 
-def test_callable__without_a_hash(make: Make, stranger: Stranger) -> None:
+def test_callable__without_a_hash(make: Make, other_client: OtherClient) -> None:
     """A callable may be an object that cannot be hashed, such as a dataclass."""
 
     @dataclass
@@ -252,13 +254,13 @@ def test_callable__without_a_hash(make: Make, stranger: Stranger) -> None:
         def __call__(self, conflict: Conflict) -> str:
             return self.answer
 
-    stranger.take("k")
+    other_client.take("k")
     assert make(body=never, on_conflict=Decide("another day"))() == "another day"
 
 
-def test_callable__async(stranger: Stranger) -> None:
+def test_callable__async(other_client: OtherClient) -> None:
     """A coroutine function's callable may be async."""
-    stranger.take("k")
+    other_client.take("k")
 
     async def decide(conflict: Conflict) -> str:
         await asyncio.sleep(0)
@@ -414,7 +416,7 @@ def test_unavailable__callable(make: Make, recorder: Recorder) -> None:
     assert recorder.facts("refused")["reason"] == "unavailable"
 
 
-# Without a stranger, for whose sake calls wait half a minute for each answer.
+# Without another client, for whose sake calls wait half a minute for each answer.
 def test_unavailable__callable_async(ensemble: Ensemble) -> None:
     """A coroutine function's callable may be async without ZooKeeper too."""
 
@@ -441,9 +443,9 @@ def test_unavailable__runs(make: Make, caplog: pytest.LogCaptureFixture) -> None
 
 
 @pytest.mark.parametrize("on_conflict", ["skip", "raise"])
-def test_unavailable__runs_not_in_a_conflict(make: Make, stranger: Stranger, on_conflict: str) -> None:
+def test_unavailable__runs_not_in_a_conflict(make: Make, other_client: OtherClient, on_conflict: str) -> None:
     """A call that may run without ZooKeeper does not run while another process holds the lock."""
-    stranger.take("k")
+    other_client.take("k")
     call = make(body=never, on_conflict=on_conflict, on_unavailable="run")
     if on_conflict == "skip":
         assert call()["reason"] == "conflict"
@@ -486,9 +488,9 @@ def test_error__releases(ensemble: Ensemble, error: type[BaseException]) -> None
     ensemble.wait_empty("k")
 
 
-def test_error__thrown_into_a_waiting_call(stranger: Stranger, ensemble: Ensemble) -> None:
+def test_error__thrown_into_a_waiting_call(other_client: OtherClient, ensemble: Ensemble) -> None:
     """An exception thrown into a call that waits leaves no node."""
-    held = stranger.take("k")
+    held = other_client.take("k")
     waiting = Runner(_sync(body=never, timeout=60))
     ensemble.wait_count("k", 2)
     waiting.throw(KeyboardInterrupt)
@@ -497,9 +499,9 @@ def test_error__thrown_into_a_waiting_call(stranger: Stranger, ensemble: Ensembl
     held.check()
 
 
-def test_cancellation__of_a_waiting_call(stranger: Stranger, ensemble: Ensemble) -> None:
+def test_cancellation__of_a_waiting_call(other_client: OtherClient, ensemble: Ensemble) -> None:
     """Cancelling an async call that waits leaves no node."""
-    stranger.take("k")
+    other_client.take("k")
 
     @zk_locked("k")
     async def work() -> None:
@@ -549,12 +551,12 @@ def test_release_inside__is_no_loss(make: Make, ensemble: Ensemble) -> None:
     ensemble.wait_empty("k")
 
 
-def test_body__sees_no_exception(make: Make, stranger: Stranger, ensemble: Ensemble) -> None:
+def test_body__sees_no_exception(make: Make, other_client: OtherClient, ensemble: Ensemble) -> None:
     """The body of a call that had to wait does not run inside of an `except`."""
-    stranger.take("k")
+    other_client.take("k")
     waiting = Runner(make(body=sys.exc_info))
     ensemble.wait_count("k", 2)
-    stranger.release("k")
+    other_client.release("k")
     assert waiting.result() == (None, None, None)
 
 
@@ -736,23 +738,23 @@ def redelivered(monkeypatch: pytest.MonkeyPatch) -> Work:
     return task
 
 
-def _take_as(stranger: Stranger, work: Work) -> Any:
-    lock = Lock("k", stranger.pool, work=lambda: work)
-    held = stranger.held["k"] = Runner(lambda: lock.acquire(120)).result(15)
+def _take_as(other_client: OtherClient, work: Work) -> Any:
+    lock = Lock("k", other_client.pool, work=lambda: work)
+    held = other_client.held["k"] = Runner(lambda: lock.acquire(120)).result(15)
     return held
 
 
 @pytest.mark.parametrize("on_conflict", ["skip", "raise", "wait"])
 def test_met_itself__waits(
     make: Make,
-    stranger: Stranger,
+    other_client: OtherClient,
     redelivered: Work,
     ensemble: Ensemble,
     on_conflict: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A task that meets its own earlier delivery's node waits for its end, under every policy."""
-    held = _take_as(stranger, redelivered)
+    held = _take_as(other_client, redelivered)
     timeout = 1.0 if on_conflict == "wait" else UNSET
     waiting = Runner(lambda: make(on_conflict=on_conflict, timeout=timeout)(1))
     wait_until(lambda: "event=met_itself" in caplog.text, 10)
@@ -762,14 +764,14 @@ def test_met_itself__waits(
 
 
 def test_met_itself__another_owner_came_between(
-    make: Make, stranger: Stranger, redelivered: Work, ensemble: Ensemble, settings: Any
+    make: Make, other_client: OtherClient, redelivered: Work, ensemble: Ensemble, settings: Any
 ) -> None:
     """If its own node is gone and another owner has the lock, the policy applies again: the call skips."""
     settings.ZKLOCK = {
         "default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": scaled(3), "CONNECT_TIMEOUT": scaled(1)}
     }
-    own = _take_as(stranger, redelivered)
-    other = Runner(lambda: stranger.take("k"))
+    own = _take_as(other_client, redelivered)
+    other = Runner(lambda: other_client.take("k"))
     ensemble.wait_count("k", 2)
     waiting = Runner(make(body=never, on_conflict="skip"))
     ensemble.wait_count("k", 3)
@@ -777,17 +779,17 @@ def test_met_itself__another_owner_came_between(
     other.result()
     result = waiting.result(60)
     assert result["zklock"] == "skipped"
-    assert result["holder"].startswith("label the stranger")
+    assert result["holder"].startswith("label the other client")
 
 
 def test_met_itself__still_running(
-    make: Make, stranger: Stranger, redelivered: Work, ensemble: Ensemble, settings: Any
+    make: Make, other_client: OtherClient, redelivered: Work, ensemble: Ensemble, settings: Any
 ) -> None:
     """If the earlier delivery outlives any session that has died, it is alive, and the policy applies."""
     settings.ZKLOCK = {
         "default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": scaled(3), "CONNECT_TIMEOUT": scaled(1)}
     }
-    held = _take_as(stranger, redelivered)
+    held = _take_as(other_client, redelivered)
     result = make(body=never, on_conflict="skip")()
     assert result["holder"].startswith("task bill [4711]")
     held.check()
@@ -846,9 +848,9 @@ def test_error__survives(error: ZkLockError, travel: Callable[[ZkLockError], ZkL
     assert (arrived.key, arrived.timeout, arrived.holder) == ("k", 1.5, error.holder)
 
 
-def test_error__real_one_survives(stranger: Stranger) -> None:
+def test_error__real_one_survives(other_client: OtherClient) -> None:
     """An error from the network keeps its facts too."""
-    stranger.take("k")
+    other_client.take("k")
     with pytest.raises(LockTimeout) as caught:
         _sync(timeout=0.5)()
     arrived = pickle.loads(pickle.dumps(caught.value))
@@ -879,10 +881,10 @@ def test_error__real_one_survives(stranger: Stranger) -> None:
         "a" * 300,
     ],
 )
-def test_odd_key__is_a_lock(make: Make, stranger: Stranger, value: str) -> None:
+def test_odd_key__is_a_lock(make: Make, other_client: OtherClient, value: str) -> None:
     """A key of any characters excludes calls with the same key, and no others."""
     key = value.replace("{", "{{")
-    stranger.take(key)
+    other_client.take(key)
     assert make("{args[0]}", never, on_conflict="skip")(value)["key"] == value
     assert make("{args[0]}")("other" + value[:10])[0] == ("other" + value[:10],)
 
@@ -957,9 +959,9 @@ def test_arguments__of_a_call(make: Make, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("_no_collection")
-def test_arguments__of_a_call_that_is_refused(make: Make, stranger: Stranger) -> None:
+def test_arguments__of_a_call_that_is_refused(make: Make, other_client: OtherClient) -> None:
     """So it is after a conflict."""
-    stranger.take("k")
+    other_client.take("k")
     call, large = make(body=never, on_conflict="skip"), Large()
     gone = ref(large)
     assert call(large)["zklock"] == "skipped"
@@ -990,12 +992,12 @@ def test_arguments__around_a_block(ensemble: Ensemble, is_async: bool) -> None:
 
 
 @pytest.mark.usefixtures("_no_collection")
-def test_lock__is_gone(ensemble: Ensemble, stranger: Stranger) -> None:
+def test_lock__is_gone(ensemble: Ensemble, other_client: OtherClient) -> None:
     """So is the lock itself, after the server has confirmed the release, or after a wait that was ended."""
     lock = zk_lock("k")
     with lock:
         pass
-    stranger.take("k")
+    other_client.take("k")
     with pytest.raises(LockTimeout):
         lock.acquire(timeout=0.01)
     cancellation = Cancellation()

@@ -15,7 +15,7 @@ from django.dispatch import Signal
 from django_zklock import LockConflict, LockTimeout, signals, zk_lock, zk_locked
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
-from tests.support.django_layer import SIGNALS, Ensemble, Recorder, Stranger
+from tests.support.django_layer import SIGNALS, Ensemble, OtherClient, Recorder
 from tests.support.threads import Runner
 
 pytestmark = pytest.mark.nocelery
@@ -90,15 +90,15 @@ def test_template__no_text(ensemble: Ensemble, make: Callable[..., object]) -> N
         make("k", template=["k"])
 
 
-def test_taken_lock__contended(ensemble: Ensemble, stranger: Stranger, recorder: Recorder) -> None:
+def test_taken_lock__contended(ensemble: Ensemble, other_client: OtherClient, recorder: Recorder) -> None:
     """A waiter sends `contended` with the holder, once, and then `acquired` with the time that it waited."""
-    stranger.take("k")
+    other_client.take("k")
     waiting = Runner(lambda: zk_lock("k").acquire(120).release())
     facts = recorder.facts("contended")
     assert (facts["key"], facts["alias"], facts["sender"]) == ("k", "default", Lock)
-    assert str(facts["holder"]).startswith("label the stranger (pid ")
+    assert str(facts["holder"]).startswith("label the other client (pid ")
     assert recorder.names == ["contended"]
-    stranger.release("k")
+    other_client.release("k")
     waiting.result()
     assert recorder.names == ["contended", "acquired", "released"]
     held = recorder.facts("acquired")["held"]
@@ -108,9 +108,9 @@ def test_taken_lock__contended(ensemble: Ensemble, stranger: Stranger, recorder:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_failed_attempt__neither_acquired_nor_released(stranger: Stranger, recorder: Recorder) -> None:
+def test_failed_attempt__neither_acquired_nor_released(other_client: OtherClient, recorder: Recorder) -> None:
     """An attempt that does not get the lock sends no `acquired` and no `released`."""
-    stranger.take("k")
+    other_client.take("k")
     with pytest.raises(LockTimeout):
         zk_lock("k").acquire(0.2)
     with pytest.raises(LockConflict):
@@ -151,9 +151,9 @@ def test_lost__receiver_may_take_its_time(ensemble: Ensemble) -> None:
 
 
 @pytest.mark.parametrize("signal", ["refused", "skipped"])
-def test_skipped__documented_facts(stranger: Stranger, recorder: Recorder, signal: str) -> None:
+def test_skipped__documented_facts(other_client: OtherClient, recorder: Recorder, signal: str) -> None:
     """`refused` and `skipped` name holder, function and reason, and the common arguments."""
-    stranger.take("k")
+    other_client.take("k")
     zk_locked("{name}", on_conflict="skip")(_named)("k")
     facts = recorder.facts(signal)
     names = ["alias", "function", "holder", "key", "kind", "reason", "sender", "template", "waited"]
@@ -164,9 +164,9 @@ def test_skipped__documented_facts(stranger: Stranger, recorder: Recorder, signa
     assert recorder.thread(signal) is threading.current_thread()
 
 
-def test_refused__error(stranger: Stranger, recorder: Recorder) -> None:
+def test_refused__error(other_client: OtherClient, recorder: Recorder) -> None:
     """An error is sent as `refused` too, and not as `skipped`."""
-    stranger.take("k")
+    other_client.take("k")
     with pytest.raises(LockConflict):
         zk_locked("{name}", on_conflict="raise")(_named)("k")
     assert recorder.facts("refused")["reason"] == "conflict"
@@ -176,9 +176,9 @@ def test_refused__error(stranger: Stranger, recorder: Recorder) -> None:
 async def _anamed(name: str) -> None: ...
 
 
-def test_refused__asynchronous(stranger: Stranger, recorder: Recorder) -> None:
+def test_refused__asynchronous(other_client: OtherClient, recorder: Recorder) -> None:
     """A coroutine function sends the same signals."""
-    stranger.take("k")
+    other_client.take("k")
     with pytest.raises(LockConflict):
         asyncio.run(zk_locked("{name}", on_conflict="raise")(_anamed)("k"))
     assert recorder.facts("refused")["reason"] == "conflict"
@@ -187,7 +187,7 @@ def test_refused__asynchronous(stranger: Stranger, recorder: Recorder) -> None:
 @pytest.mark.parametrize("receiver_is", ["sync", "async"])
 @pytest.mark.parametrize("caller_is", ["sync", "async"])
 def test_receiver__error_is_logged(
-    ensemble: Ensemble, stranger: Stranger, caplog: pytest.LogCaptureFixture, receiver_is: str, caller_is: str
+    ensemble: Ensemble, other_client: OtherClient, caplog: pytest.LogCaptureFixture, receiver_is: str, caller_is: str
 ) -> None:
     """An error of a receiver, plain or async, is logged and does not reach a body, plain or async."""
     called = []
@@ -200,7 +200,7 @@ def test_receiver__error_is_logged(
         fail(key)
 
     receiver: Any = afail if receiver_is == "async" else fail
-    stranger.take("taken")
+    other_client.take("taken")
     with caplog.at_level(logging.ERROR, "django.dispatch"):
         for signal in (signals.acquired, signals.released, signals.skipped):
             signal.connect(receiver)
@@ -266,7 +266,7 @@ def test_async_receiver__of_a_plain_release_in_a_coroutine(ensemble: Ensemble) -
         asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_async_with__signals(ensemble: Ensemble, stranger: Stranger) -> None:
+def test_async_with__signals(ensemble: Ensemble, other_client: OtherClient) -> None:
     """An async wait and hold send the same signals, to async receivers in the event loop."""
     seen: list[tuple[str, bool]] = []
     contended = asyncio.Event()
@@ -291,10 +291,10 @@ def test_async_with__signals(ensemble: Ensemble, stranger: Stranger) -> None:
 
         task = asyncio.create_task(wait_and_hold())
         await contended.wait()
-        await asyncio.to_thread(stranger.release, "k")
+        await asyncio.to_thread(other_client.release, "k")
         await task
 
-    stranger.take("k")
+    other_client.take("k")
     for name, receive in receivers.items():
         getattr(signals, name).connect(receive)
     try:

@@ -31,7 +31,7 @@ from django_zklock import (
 )
 from django_zklock.testing import Sandbox
 from django_zklock.zk.held import Held
-from tests.support.django_layer import Ensemble, Stranger
+from tests.support.django_layer import Ensemble, OtherClient
 from tests.support.threads import Runner
 from tests.support.tree_reader import wait_until
 
@@ -174,9 +174,9 @@ def test_release__every_way_to_acquire(ensemble: Ensemble) -> None:
 
 
 @in_database
-def test_release__taken(ensemble: Ensemble, stranger: Stranger) -> None:
+def test_release__taken(ensemble: Ensemble, other_client: OtherClient) -> None:
     """A lock that is not granted leaves nothing for the transaction."""
-    stranger.take("k")
+    other_client.take("k")
     with transaction.atomic():
         assert zk_lock("k", release="commit").try_acquire() is None
         with pytest.raises(LockTimeout):
@@ -185,9 +185,9 @@ def test_release__taken(ensemble: Ensemble, stranger: Stranger) -> None:
 
 
 @in_database
-def test_release__cancelled(ensemble: Ensemble, stranger: Stranger) -> None:
+def test_release__cancelled(ensemble: Ensemble, other_client: OtherClient) -> None:
     """A wait that is cancelled leaves nothing for the transaction."""
-    stranger.take("k")
+    other_client.take("k")
     cancellation = Cancellation()
 
     def cancel() -> None:

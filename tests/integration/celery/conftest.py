@@ -108,4 +108,4 @@ def key(request: pytest.FixtureRequest) -> Iterator[str]:
     workshop = request.getfixturevalue("workshop") if "workshop" in request.fixturenames else None
     yield f"key-{uuid.uuid4().hex[:8]}"
     if workshop is not None:
-        workshop.stranger.release_all()
+        workshop.other_client.release_all()

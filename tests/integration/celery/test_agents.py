@@ -52,11 +52,11 @@ def workshop(request: pytest.FixtureRequest, open_workshop: Any) -> Iterator[Any
 @pytest.mark.parametrize("name", ["shared_below", "app_bound_retrying_above", "class_based_run"])
 def test_gate__has_the_task(workshop: Any, key: str, name: str) -> None:
     """A task that waits takes no slot, and runs under the hold of the main process."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     task = workshop.send(name, key)
     workshop.wait_count(key, 2)
     workshop.result(workshop.send("idle"))
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     assert workshop.result(task)["key"] == key
     assert f"event=header_refused task={task.id}" not in workshop.worker.log.read_text()
 
@@ -74,7 +74,7 @@ def test_killed_child__lock_is_free(workshop: Any, key: str) -> None:
 @pytest.mark.parametrize(("name", "kind"), [("refuse_below", LockConflict), ("time_out", LockTimeout)])
 def test_autoretry__conflict_is_no_failed_attempt(workshop: Any, key: str, name: str, kind: type[Exception]) -> None:
     """`autoretry_for=(Exception,)` does not retry a conflict."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     task = workshop.send(name, key, f"{key}:run")
     assert type(workshop.outcome(task)) is kind
     log = workshop.worker.log.read_text()
@@ -84,8 +84,8 @@ def test_autoretry__conflict_is_no_failed_attempt(workshop: Any, key: str, name:
 
 def test_retry__comes_back(workshop: Any, key: str) -> None:
     """A task that goes back to the broker comes back, and its conflicts are counted."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     task = workshop.send("come_back", key, f"{key}:run")
     workshop.wait_log(f"id={task.id} reason=conflict count=3", SOON)
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     assert workshop.result(task)["conflicts"] >= 3

@@ -28,20 +28,20 @@ def is_skipped(result: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(("other", "name"), [("shared_below", "coalesce"), ("made1", "made2")])
 def test_another_function_waits(workshop: Any, key: str, other: str, name: str) -> None:
     """A task runs behind a task of another function, also of another task of the same name that a factory has made."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     first = workshop.send(other, key)
     workshop.wait_count(key, 2)
     second = workshop.send(name, key)
     workshop.wait_count(key, 3)
     assert is_skipped(workshop.result(workshop.send(name, key)))
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     assert [workshop.result(task)["key"] for task in (first, second)] == [key, key]
     workshop.wait_empty(key)
 
 
 def test_block_waits(workshop: Any, key: str) -> None:
     """A task runs behind a block in another process, also if that one gives up."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     staying, leaving = (Lock(key, workshop.pool) for _ in range(2))
     first = Runner(lambda: staying.acquire(60))
     workshop.wait_count(key, 2)
@@ -51,7 +51,7 @@ def test_block_waits(workshop: Any, key: str) -> None:
     workshop.wait_count(key, 4)
     assert isinstance(second.outcome(), TimeoutError)
     assert is_skipped(workshop.result(workshop.send("coalesce", key)))
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     first.result().release()
     assert workshop.result(task)["key"] == key
 
@@ -59,14 +59,14 @@ def test_block_waits(workshop: Any, key: str) -> None:
 def test_waiting_task_may_expire(open_workshop: Any, key: str) -> None:
     """No task is skipped for one that is discarded if its message expires before its turn."""
     with open_workshop(concurrency=1, session_timeout=30) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         first = workshop.send("coalesce", key, expires=300)
         workshop.wait_count(key, 2)
         second = workshop.send("coalesce", key)
         workshop.wait_count(key, 3)
         # It may be skipped itself.
         assert is_skipped(workshop.result(workshop.send("coalesce", key, expires=300)))
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         assert [workshop.result(task)["key"] for task in (first, second)] == [key, key]
 
 
@@ -74,7 +74,7 @@ def test_waiting_task_may_expire(open_workshop: Any, key: str) -> None:
 def test_worker_dies_while_its_task_waits(open_workshop: Any, rabbitmq: RabbitMQ, key: str) -> None:
     """A task that is delivered again runs: it is not skipped for the node that its dead worker has left."""
     with open_workshop(concurrency=1, session_timeout=60, rabbitmq=rabbitmq) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         task = workshop.send("coalesce", key)
         (_, left) = workshop.wait_count(key, 2)
         workshop.worker.kill()
@@ -84,5 +84,5 @@ def test_worker_dies_while_its_task_waits(open_workshop: Any, rabbitmq: RabbitMQ
         assert is_skipped(workshop.result(workshop.send("coalesce", key)))
         # What the end of the session does.
         workshop.delete(f"{workshop.pool.path(key)}/{left}")
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         assert workshop.result(task)["key"] == key

@@ -30,7 +30,7 @@ def workshop(open_workshop: Any) -> Iterator[Any]:
 
 def test_soft_time_limit__while_waiting(workshop: Any, key: str) -> None:
     """A soft time limit that is raised while a task waits for a lock leaves no node."""
-    held = workshop.stranger.take(key)
+    held = workshop.other_client.take(key)
     task = workshop.send("wait_softly", key, f"{key}:run", soft_time_limit=TIME_LIMIT)
     workshop.wait_count(key, 2)
     assert workshop.result(task)["ended"] == "softly"
@@ -40,7 +40,7 @@ def test_soft_time_limit__while_waiting(workshop: Any, key: str) -> None:
 
 def test_soft_time_limit__while_waiting_for_the_decorator(workshop: Any, key: str) -> None:
     """A soft time limit that is raised while the decorator waits leaves no node, and fails the task."""
-    held = workshop.stranger.take(key)
+    held = workshop.other_client.take(key)
     task = workshop.send("contend", key, f"{key}:run", soft_time_limit=TIME_LIMIT)
     workshop.wait_count(key, 2)
     assert type(workshop.outcome(task)).__name__ == "SoftTimeLimitExceeded"

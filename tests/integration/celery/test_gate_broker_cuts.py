@@ -144,7 +144,7 @@ def test_cut_with_parked_tasks__prefetch_count(
     """After a cut unrelated tasks run past those that wait for a lock, and the prefetch count is restored."""
     occupy(workshop, f"{key}:busy", 1)
     broker_audit.cut_and_wait(workshop, rabbitmq_or_redis)
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     for number in range(6):
         workshop.send("workshop.journal.locked", key, f"{key}:journal", number)
     if gate:
@@ -156,7 +156,7 @@ def test_cut_with_parked_tasks__prefetch_count(
         workshop.send("workshop.journal.unlocked", f"{key}:unrelated", number)
     if gate:
         broker_audit.wait_runs(workshop, f"{key}:unrelated", 5)
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     broker_audit.wait_runs(workshop, f"{key}:unrelated", 5)
     broker_audit.wait_runs(workshop, f"{key}:journal", 6)
     assert broker_audit.more_than_once(workshop, f"{key}:journal") == {}

@@ -69,12 +69,12 @@ def reserved(workshop: Any) -> set[str]:
 
 def test_chain__each_under_its_lock(workshop: Any, canvas: Canvas, key: str) -> None:
     """The tasks of a chain wait one after the other, and each gets the result of its predecessor."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     (sent,) = canvas.send(chain(canvas.task("carry", [], key), canvas.task("carry", key), canvas.task("carry", key)))
     workshop.wait_count(key, 2)
     assert workshop.result(workshop.send("idle"))["key"] is None
     workshop.wait_count(key, 2)
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     steps = workshop.result(sent)
     assert [step["key"] for step in steps] == [key] * 3
     assert [step["token"] for step in steps] == sorted({step["token"] for step in steps})
@@ -83,11 +83,11 @@ def test_chain__each_under_its_lock(workshop: Any, canvas: Canvas, key: str) -> 
 
 def test_chord__body_after_a_locked_header(workshop: Any, canvas: Canvas, key: str) -> None:
     """The body of a chord joins the queue when the whole header is done, and gets its results, including skips."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     header = [canvas.task(name, key) for name in ("shared_below", "skip", "shared_below")]
     (sent,) = canvas.send(chord(header, canvas.task("carry", key)))
     workshop.wait_count(key, 3)
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     *results, body = workshop.result(sent)
     assert [result.get("zklock") for result in results] == [None, "skipped", None]
     assert [step["key"] for step in (*results, body)] == [key] * 4
@@ -97,7 +97,7 @@ def test_chord__body_after_a_locked_header(workshop: Any, canvas: Canvas, key: s
 
 def test_chord__failed_header(workshop: Any, canvas: Canvas, key: str) -> None:
     """A header task that fails at the gate or under its lock fails the chord, and leaves no node."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     for name, other in (("refuse", key), ("fail", f"{key}:other")):
         header = [canvas.task(name, other), canvas.task("idle")]
         (sent,) = canvas.send(chord(header, canvas.task("carry", key)))
@@ -108,10 +108,10 @@ def test_chord__failed_header(workshop: Any, canvas: Canvas, key: str) -> None:
 
 def test_group__in_the_order_of_the_line(workshop: Any, canvas: Canvas, key: str) -> None:
     """The tasks of a group wait together, run one at a time, and have one result each."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     sent = canvas.send(group(canvas.task("contend", key, f"{key}:run") for _ in range(4)))
     workshop.wait_count(key, 5)
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     tokens = [workshop.result(each)["token"] for each in sent]
     assert tokens == sorted(set(tokens))
     assert {note["together"] for note in workshop.notes(f"{key}:run")} == {1}
@@ -134,7 +134,7 @@ def test_call__inside_of_a_task(workshop: Any, key: str) -> None:
 
 def test_rate_limit__counts_once(workshop: Any, key: str) -> None:
     """A task that its rate limit delays is not in the queue; one that has passed it waits, and is not counted again."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     first = workshop.send("seldom", key)
     workshop.wait_count(key, 2)
     second = workshop.send("seldom", key)
@@ -142,7 +142,7 @@ def test_rate_limit__counts_once(workshop: Any, key: str) -> None:
     # The worker has handled the message when it replies.
     assert reserved(workshop) == {first.id}
     workshop.wait_count(key, 2)
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     assert workshop.result(first)["key"] == key
     workshop.wait_empty(key)
     assert second.state == "PENDING"
@@ -154,7 +154,7 @@ def test_rate_limit__counts_once(workshop: Any, key: str) -> None:
 
 def test_priority__kept_past_what_waits(workshop: Any, key: str) -> None:
     """A waiting task of the highest priority delays no other task; the others run in the order of their priorities."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     waiting = workshop.send("shared_below", key, priority=0)
     workshop.wait_count(key, 2)
     assert workshop.result(workshop.send("idle", priority=9))["key"] is None
@@ -170,7 +170,7 @@ def test_priority__kept_past_what_waits(workshop: Any, key: str) -> None:
     # Each then joins a queue of its own, and the order of ZooKeeper's replies decides which one runs first.
     received = re.findall(r"contend\[(\S+)\] received", workshop.worker.log.read_text())
     assert [each for each in received if each in ids] == [sent[each].id for each in (0, 3, 6, 9)]
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     assert workshop.result(waiting)["key"] == key
 
 
@@ -216,12 +216,12 @@ def test_autoscale__no_slot_is_lost(open_workshop: Any, key: str) -> None:
             for _ in range(3):
                 workshop.let_go(f"{key}:gate")
 
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         waiting = workshop.send("shared_below", key)
         workshop.wait_count(key, 2)
         fill()
         wait_until(lambda: slots() == 1, SOON, "the pool has shrunk")
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         assert workshop.result(waiting)["key"] == key
         fill()
 
@@ -257,11 +257,11 @@ def test_bare_project__locks_for_itself(open_workshop: Any, key: str) -> None:
     """If the project does not have the app, tasks acquire their locks in their slots, with the same policies."""
     environment = {"DJANGO_SETTINGS_MODULE": "workshop.bare"}
     with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         assert workshop.result(workshop.send("skip", key))["zklock"] == "skipped"
         sent = [workshop.send("contend", key, f"{key}:run") for _ in range(4)]
         workshop.wait_count(key, 3)
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         for task in sent:
             result = workshop.result(task)
             assert (result["key"], result["pid"] == workshop.worker.pid) == (key, False)

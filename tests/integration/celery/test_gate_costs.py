@@ -64,8 +64,8 @@ def test_idle_after_conflicts__sleeps(open_workshop: Any, key: str) -> None:
     # Measured: 8 without conflicts and after them, and 400 after them while each left a timer that began itself again.
     limit = 100
     with open_workshop(concurrency=2, session_timeout=30) as workshop:
-        workshop.stranger.take(key)
-        workshop.stranger.take(f"{key}:other")
+        workshop.other_client.take(key)
+        workshop.other_client.take(f"{key}:other")
         workshop.send("shared_below", f"{key}:other")
         workshop.wait_count(f"{key}:other", 2)
         # Each comes back some times.
@@ -85,7 +85,7 @@ def test_parked__memory(open_workshop: Any, server: ZooKeeperServer, key: str) -
         # Load what is loaded at the first use.
         for _ in range(20):
             workshop.result(workshop.send("shared_below", key))
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         server.requests.clear()
         before = status(workshop.worker.pid)
         for _ in range(count):

@@ -42,14 +42,14 @@ def test_delivery_limit__no_task_is_lost(open_workshop: Any, rabbitmq: RabbitMQ,
     ) as workshop:
         workshop.sender.conf.task_create_missing_queue_type = "quorum"
         rabbitmq.limit_deliveries(workshop.queue, limit)
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         for number in range(count):
             workshop.send("workshop.journal.locked", key, f"{key}:journal", number)
         if gate:
             # A task is a new contender after each return to the broker.
             most = 1 + count * (limit + 2)
             wait_until(lambda: nodes_made(workshop, key) >= most, TIMEOUT, "all have gone back more than the limit")
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         broker_audit.wait_runs(workshop, f"{key}:journal", count)
         assert broker_audit.more_than_once(workshop, f"{key}:journal") == {}
         workshop.wait_empty(key, TIMEOUT)
@@ -67,12 +67,12 @@ def test_expiry__no_task_is_lost(open_workshop: Any, rabbitmq: RabbitMQ, policy:
     ) as workshop:
         if policy:
             rabbitmq.expire_messages(workshop.queue, life, f"{workshop.queue}-dead")
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         for number in range(count):
             options = {} if policy else {"expiration": life}
             workshop.send("workshop.journal.locked", key, f"{key}:journal", number, **options)
         wait_until(lambda: nodes_made(workshop, key) >= 1 + 2 * count, TIMEOUT, "all have gone back")
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         broker_audit.wait_runs(workshop, f"{key}:journal", count)
         assert broker_audit.more_than_once(workshop, f"{key}:journal") == {}
         workshop.wait_empty(key, TIMEOUT)
@@ -101,12 +101,12 @@ def test_full_queue__no_task_is_lost(open_workshop: Any, rabbitmq: RabbitMQ, key
         environment=environment | {"WORKSHOP_PREFETCH": "1"},
     ) as workshop:
         rabbitmq.limit_length(workshop.queue, 1)
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         workshop.send("workshop.journal.very_patient", key, f"{key}:journal")
         workshop.wait_count(key, 2)
         others = fill_up(workshop, key)
         workshop.wait_log("event=given_back")
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         broker_audit.wait_runs(workshop, f"{key}:others", others)
         broker_audit.wait_runs(workshop, f"{key}:journal", 1)
         workshop.wait_empty(key, TIMEOUT)
@@ -118,7 +118,7 @@ def test_full_queue__retried_task_fails(open_workshop: Any, rabbitmq: RabbitMQ, 
     """A task that would come back by `RetryLater` fails if the broker refuses it: nobody would run it."""
     with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=rabbitmq) as workshop:
         rabbitmq.limit_length(workshop.queue, 1)
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         workshop.send("idle", f"{key}:gate")
         workshop.entered(f"{key}:gate")
         task = workshop.send("come_back", key, f"{key}:run")
@@ -134,7 +134,7 @@ def test_full_queue__retried_task_fails(open_workshop: Any, rabbitmq: RabbitMQ, 
 def test_alarm__retried_task_leaves_its_slot(open_workshop: Any, rabbitmq: RabbitMQ, gate: bool, key: str) -> None:
     """While the broker takes no message, a task that would come back fails, says so, and keeps no slot from others."""
     with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=rabbitmq) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         workshop.send("idle", f"{key}:gate")
         workshop.entered(f"{key}:gate")
         task = workshop.send("come_back", key, f"{key}:run")
@@ -146,7 +146,7 @@ def test_alarm__retried_task_leaves_its_slot(open_workshop: Any, rabbitmq: Rabbi
             error = workshop.outcome(task)
             assert "it may take it later" in str(error)
         # What the broker has taken after the alarm runs.
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         wait_until(lambda: workshop.notes(f"{key}:run"), TIMEOUT, "the task has run")
 
 
@@ -163,7 +163,7 @@ def test_timeout__over_all_deliveries(
         rabbitmq=broker_audit.broker_of(request, broker_name),
         environment=broker_audit.settings(CELERY_ZKLOCK_GATE_MAX_WAIT=1),
     ) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         begun = time.monotonic()
         task = workshop.send("workshop.journal.bounded", key, f"{key}:journal")
         assert type(workshop.outcome(task)).__name__ == "LockTimeout"
@@ -188,7 +188,7 @@ def test_timeout__another_clock(
         rabbitmq=broker_audit.broker_of(request, broker_name),
         environment=broker_audit.settings(CELERY_ZKLOCK_GATE_MAX_WAIT=1),
     ) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         first = workshop.worker
         tasks = [
             workshop.send(f"workshop.journal.{name}", key, f"{key}:{name}") for name in ("very_patient", "bounded")
@@ -200,7 +200,7 @@ def test_timeout__another_clock(
         wait_until(lambda: "event=given_back" in second.log.read_text(), TIMEOUT, "the second worker has waited too")
         assert type(workshop.outcome(bounded)).__name__ == "LockTimeout"
         assert patient.state == "PENDING"
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         broker_audit.wait_runs(workshop, f"{key}:very_patient", 1)
         assert broker_audit.entries(workshop, f"{key}:bounded") == []
 
@@ -209,14 +209,14 @@ def test_timeout__another_clock(
 def test_retry__another_clock(open_workshop: Any, gate: bool, key: str) -> None:
     """A task that comes back to a host whose clock is ahead has waited no longer for that, and is sent again."""
     with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         first = workshop.worker
         task = workshop.send("come_back", key, f"{key}:run")
         wait_until(lambda: task.state == "RETRY", TIMEOUT, "the task has met the lock")
         broker_audit.consume(workshop, first, wanted=False)
         workshop.start(environment={"WORKSHOP_AHEAD": str(HOUR)})
         workshop.wait_log(f"id={task.id} reason=conflict")
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         assert workshop.result(task)["key"] == key
 
 
@@ -234,7 +234,7 @@ def test_warm_shutdown__order_of_waiting_tasks(
         rabbitmq=broker_audit.broker_of(request, broker_name),
         environment={"WORKSHOP_PREFETCH": "1"},
     ) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         for number in range(count):
             workshop.send("workshop.journal.locked", key, f"{key}:journal", number)
         workshop.wait_count(key, count + 1 if gate else 2, TIMEOUT)
@@ -244,13 +244,13 @@ def test_warm_shutdown__order_of_waiting_tasks(
         else:
             # The shutdown waits for the task in the slot.
             workshop.wait_log("Warm shutdown")
-            workshop.stranger.release(key)
+            workshop.other_client.release(key)
         assert workshop.worker.wait(scaled(TIMEOUT)) == 0
         workshop.worker.stop()
         workshop.worker.start()
         if gate:
             workshop.wait_count(key, count + 1, TIMEOUT)
-            workshop.stranger.release(key)
+            workshop.other_client.release(key)
         broker_audit.wait_runs(workshop, f"{key}:journal", count)
         assert [entry["number"] for entry in broker_audit.entries(workshop, f"{key}:journal")] == list(range(count))
         broker_audit.assert_as_before(workshop, key, prefetch=1, slots=1)
@@ -268,13 +268,13 @@ def test_come_of_age__order_of_waiting_tasks(
         rabbitmq=broker_audit.broker_of(request, broker_name),
         environment=broker_audit.settings(CELERY_ZKLOCK_GATE_MAX_WAIT=3),
     ) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         for number in range(count):
             workshop.send("workshop.journal.locked", key, f"{key}:journal", number)
         workshop.wait_count(key, count + 1)
         broker_audit.consume(workshop, workshop.worker, wanted=False)
         workshop.wait_count(key, 1)
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         broker_audit.consume(workshop, workshop.worker, wanted=True)
         broker_audit.wait_runs(workshop, f"{key}:journal", count)
         assert [entry["number"] for entry in broker_audit.entries(workshop, f"{key}:journal")] == list(range(count))
@@ -284,7 +284,7 @@ def test_come_of_age__order_of_waiting_tasks(
 def test_timeout__of_a_later_message(open_workshop: Any, key: str) -> None:
     """A task that comes back by `RetryLater` waits for its whole timeout, also where an earlier message has waited."""
     with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         first = workshop.worker
         second = workshop.start_another(concurrency=1)
         broker_audit.consume(workshop, second, wanted=False)
@@ -305,6 +305,6 @@ def test_timeout__of_a_later_message(open_workshop: Any, key: str) -> None:
         # The next message, after the timeout.
         wait_until(lambda: received(first) == 2, TIMEOUT, "the first worker has the task again")
         workshop.wait_count(key, 2)
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         # That of the second worker.
         assert workshop.result(task)["conflicts"] == 1

@@ -174,7 +174,7 @@ def begin_late_body(workshop: Any, key: str) -> LateBody:
     late = LateBody(workshop.send("workshop.journal.late_in_thread", key, f"{key}:gate"), f"{key}:gate", f"{key}:waits")
     workshop.entered(late.gate)
     workshop.wait_count(key, 1)
-    workshop.stranger.take(late.waits)
+    workshop.other_client.take(late.waits)
     workshop.send("shared_below", late.waits)
     workshop.wait_count(late.waits, 2)
     # So that the signal interrupts no step of the gate: the worker has handled the request when it replies.

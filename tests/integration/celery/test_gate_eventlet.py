@@ -18,12 +18,12 @@ def workshop(open_workshop: Any) -> Iterator[Any]:
 
 def test_contention__one_at_a_time(workshop: Any, key: str) -> None:
     """Tasks for one key wait at the gate and run in their order, and unrelated tasks run meanwhile."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     sent = [workshop.send("contend", key, f"{key}:run") for _ in range(40)]
     # More tasks than greenlets.
     workshop.wait_count(key, 41)
     assert workshop.result(workshop.send("idle"))["key"] is None
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     for task in sent:
         assert workshop.result(task)["key"] == key
     notes = workshop.notes(f"{key}:run")

@@ -37,10 +37,10 @@ def test_switched_on__events_are_sent(
                 has_heard("anything")
                 replies = workshop.control.enable_events(reply=True, timeout=5, limit=1)
                 assert "task events enabled" in str(replies)
-                workshop.stranger.take(key)
+                workshop.other_client.take(key)
                 task = workshop.send("shared_below", key)
                 wait_until(lambda: has_heard("zklock-waiting"), SOON, "the wait is told")
-                workshop.stranger.release(key)
+                workshop.other_client.release(key)
                 workshop.result(task)
                 # The last event of the task: the gate's events are sent before.
                 wait_until(lambda: has_heard("task-succeeded"), SOON, "the task's events have come")

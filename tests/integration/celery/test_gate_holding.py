@@ -171,12 +171,12 @@ def test_lost__main_process_stands_still(workshop: Any, key: str) -> None:
 @pytest.mark.parametrize("header", [FORGED, "e30:abc"])
 def test_header__forged(workshop: Any, key: str, header: Any) -> None:
     """A header that a producer sends is removed with a warning in the log, and the task waits for its lock."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     task_id = f"{key}-{header[:3]}" if isinstance(header, str) else key
     task = workshop.send("shared_below", key, task_id=task_id, headers={HEADER: header})
     workshop.wait_count(key, 2)
     workshop.wait_log(f"event=header_refused task={task_id}")
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     assert workshop.result(task)["key"] == key
 
 
@@ -190,11 +190,11 @@ def test_header__not_in_a_retry(workshop: Any, key: str) -> None:
 def test_header__without_a_gate(open_workshop: Any, key: str) -> None:
     """Without a gate the child refuses a forged header, and acquires the lock itself."""
     with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=False) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         task = workshop.send("shared_below", key, task_id=key, headers={HEADER: FORGED})
         workshop.wait_count(key, 2)
         workshop.wait_log(f"event=header_refused task={key}")
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         assert workshop.result(task)["key"] == key
         task = workshop.send("shared_below", key, task_id=f"{key}-2", headers={HEADER: "nonsense"})
         assert workshop.result(task)["key"] == key

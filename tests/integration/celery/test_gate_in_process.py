@@ -95,10 +95,10 @@ def test_accepted__error(workshop: Any, key: str) -> None:
 
 def test_retry__leaves_no_result_to_the_garbage_collector(workshop: Any, key: str) -> None:
     """A task that goes back leaves no result of Celery that uses the network when the collector finalizes it."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     sent = [workshop.send("come_back", key, f"{key}:run") for _ in range(6)]
     wait_until(lambda: all(task.state == "RETRY" for task in sent), SOON, "every task has gone back once")
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     wait_until(lambda: len(workshop.notes(f"{key}:run")) == 6, 2 * SOON, "every task has run")
     finalized = workshop.result(workshop.send("count_finalized"))
     assert finalized["all"] >= 6
@@ -112,10 +112,10 @@ def test_granted_without_a_slot__lets_others(workshop: Any, key: str) -> None:
     task = workshop.send("shared_below", key)
     workshop.wait_count(key, 1)
     # Behind the granted request.
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     workshop.let_go(f"{key}:gate")
     workshop.wait_count(key, 2)
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     assert workshop.result(task)["key"] == key
     workshop.wait_empty(key)
 
@@ -123,13 +123,13 @@ def test_granted_without_a_slot__lets_others(workshop: Any, key: str) -> None:
 def test_granted_without_a_slot__many(workshop: Any, key: str) -> None:
     """Many tasks whose locks are granted while the pool is busy pass the lock on together, not one after the other."""
     count = 20
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     tasks = [workshop.send("shared_below", key) for _ in range(count)]
     workshop.wait_count(key, 1 + count)
     # It waits in the only slot, behind all of them.
     wanting = workshop.send("past_the_gate", key, f"{key}:gate")
     workshop.wait_count(key, 2 + count)
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     began = time.monotonic()
     workshop.entered(f"{key}:gate")
     # One after the other, each would have waited for longer than this alone.
@@ -144,9 +144,9 @@ def test_header__replayed(workshop: Any, key: str) -> None:
     """A ticket that a task has read is refused in another message."""
     task = workshop.send("tell_header", key)
     seen = workshop.result(task)
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     again = workshop.send("shared_below", key, task_id=task.id, headers={"zklock_hold": seen})
     workshop.wait_count(key, 2)
     workshop.wait_log(f"event=header_refused task={task.id}")
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     assert workshop.result(again) is not None

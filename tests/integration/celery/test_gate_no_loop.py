@@ -38,11 +38,11 @@ def workshop(
 
 def test_contention__one_at_a_time(workshop: Any, key: str) -> None:
     """Tasks for one key run one after the other, in the order of their tokens, and unrelated tasks run meanwhile."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     sent = [workshop.send("contend", key, f"{key}:run") for _ in range(10)]
     workshop.wait_count(key, 11)
     assert workshop.result(workshop.send("idle"))["key"] is None
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     for task in sent:
         assert workshop.result(task)["key"] == key
     notes = workshop.notes(f"{key}:run")
@@ -102,12 +102,12 @@ def test_bursts__no_task_is_left(
 
 def test_shutdown__leaves_nothing(workshop: Any, key: str) -> None:
     """A worker that is shut down removes its waiters from the queue."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     workshop.send("shared_below", key)
     workshop.wait_count(key, 2)
     workshop.worker.stop(30)
     try:
         workshop.wait_count(key, 1, SOON)
     finally:
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         workshop.worker.start()

@@ -152,7 +152,7 @@ def test_outage_beyond_the_session__parked_tasks_stay(
     count = 40
     environment = {"WORKSHOP_PREFETCH": "4", "WORKSHOP_CONNECT_TIMEOUT": "1"}
     with open_workshop(concurrency=1, session_timeout=2, gate=gate, server=server, environment=environment) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         sent = [workshop.send("workshop.journal.locked", key, f"{key}:journal", number) for number in range(count)]
         wait_queue(server, workshop, key, count + 1 if gate else 2)
         if gate:
@@ -172,7 +172,7 @@ def test_outage_beyond_the_session__parked_tasks_stay(
             states, length = Counter(task.state for task in sent), queue_length(server, workshop, key)
             raise AssertionError(f"{error}; {length} nodes, {states}\n{workshop.worker.log_tail(60)}") from error
         lasted = time.monotonic() - begun
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         failures = count_failures(sent)
         # Without the gate the tasks in the slot fail meanwhile.
         assert failures <= (0 if gate else lasted / 1 + 2)
@@ -188,27 +188,27 @@ def test_main_process_stopped__no_body_begins_with_a_lost_lock(open_workshop: An
     with open_workshop(concurrency=1, session_timeout=2, gate=gate, environment=environment) as workshop:
         # Without the gate it would use the slot before the other task.
         if gate:
-            workshop.stranger.take(key)
+            workshop.other_client.take(key)
             task = workshop.send("workshop.journal.report_loss", key, f"{key}:journal")
             workshop.wait_count(key, 2)
         busy = workshop.send("idle", f"{key}:busy")
         workshop.entered(f"{key}:busy")
         if gate:
-            workshop.stranger.release(key)
+            workshop.other_client.release(key)
             workshop.wait_count(key, 1)
         else:
             task = workshop.send("workshop.journal.report_loss", key, f"{key}:journal")
         workshop.worker.signal(signal.SIGSTOP)
         try:
             # As soon as the session has ended.
-            token = workshop.stranger.take(key).token
+            token = workshop.other_client.take(key).token
             workshop.let_go(f"{key}:busy")
             # The slot is free when the main process goes on.
             workshop.result(busy)
         finally:
             workshop.worker.signal(signal.SIGCONT)
         workshop.wait_count(key, 2)
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         assert workshop.result(task)["token"] > token
         assert [entry["lost"] for entry in broker_audit.entries(workshop, f"{key}:journal")] == [False]
         workshop.wait_empty(key)

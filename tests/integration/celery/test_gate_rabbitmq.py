@@ -30,12 +30,12 @@ def workshop(open_workshop: Any, rabbitmq: RabbitMQ) -> Iterator[Any]:
 
 def test_contention__unrelated_tasks_run_past(workshop: Any, key: str) -> None:
     """More tasks than the prefetch window can wait; unrelated tasks run meanwhile, and they run one by one."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     waiting = [workshop.send("contend", key, f"{key}:run") for _ in range(20)]
     workshop.wait_count(key, 21)
     for _ in range(4):
         assert workshop.result(workshop.send("idle"))["key"] is None
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     for task in waiting:
         assert workshop.result(task)["key"] == key
     notes = workshop.notes(f"{key}:run")
@@ -76,13 +76,13 @@ def test_failure__acknowledged_or_not(workshop: Any, rabbitmq: RabbitMQ, key: st
 
 def test_revoked__leaves_the_line(workshop: Any, key: str) -> None:
     """A waiting task that is revoked leaves the queue and does not run."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     task = workshop.send("contend", key, f"{key}:run")
     workshop.wait_count(key, 2)
     workshop.control.revoke(task.id)
     workshop.wait_count(key, 1, SOON)
     wait_until(lambda: task.state == "REVOKED", SOON, "the task is over")
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     assert workshop.result(workshop.send("shared_below", key))["key"] == key
     assert workshop.notes(f"{key}:run") == []
 
@@ -108,14 +108,14 @@ def test_lost_connection__waiting_tasks_run_once(workshop: Any, rabbitmq: Rabbit
 
 def test_shutdown__waiting_tasks_are_delivered_again(workshop: Any, key: str) -> None:
     """A worker that is shut down returns waiting tasks, and the next one runs them."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     waiting = [workshop.send("contend", key, f"{key}:run") for _ in range(5)]
     workshop.wait_count(key, 6)
     workshop.worker.stop()
     workshop.wait_count(key, 1, SOON)
     workshop.worker.start()
     workshop.wait_count(key, 6)
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     for task in waiting:
         assert workshop.result(task)["key"] == key
     assert sorted(note["id"] for note in workshop.notes(f"{key}:run")) == sorted(task.id for task in waiting)

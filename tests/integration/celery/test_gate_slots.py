@@ -73,13 +73,13 @@ def test_error_between_grant_and_pool__slot_is_returned(
         open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, gate=gate, environment=with_results) as workshop,
         results_from(workshop, result_backend),
     ):
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         expires = expire_after(3)
         task = workshop.send("workshop.journal.locked", key, f"{key}:journal", expires=expires)
         workshop.wait_count(key, 2)
         result_backend.stop()
         wait_for(expires)
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         workshop.wait_empty(key, TIMEOUT)
         result_backend.start()
         # An error in Celery itself may end the worker; its supervisor would start it again.
@@ -104,8 +104,8 @@ def test_error_of_one_request__others_time_out(
         open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, gate=gate, environment=with_results) as workshop,
         results_from(workshop, result_backend),
     ):
-        workshop.stranger.take(key)
-        workshop.stranger.take(other)
+        workshop.other_client.take(key)
+        workshop.other_client.take(other)
         expires = expire_after(2)
         workshop.send("workshop.journal.locked", key, f"{key}:journal", expires=expires)
         workshop.wait_count(key, 2)
@@ -133,7 +133,7 @@ def test_busy_worker__granted_task_has_the_next_slot(open_workshop: Any, gate: b
                 over.wait(0.2)
                 held.release()
 
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         workshop.send("workshop.journal.locked", key, f"{key}:journal")
         workshop.wait_count(key, 2)
         threads = [threading.Thread(target=contend) for _ in range(2)]
@@ -145,14 +145,14 @@ def test_busy_worker__granted_task_has_the_next_slot(open_workshop: Any, gate: b
                 workshop.send("workshop.journal.unlocked", f"{key}:busy", number, seconds)
             if gate:
                 broker_audit.wait_runs(workshop, f"{key}:busy", 1)
-            workshop.stranger.release(key)
+            workshop.other_client.release(key)
             broker_audit.wait_runs(workshop, f"{key}:journal", 1)
             begun = len(broker_audit.entries(workshop, f"{key}:busy"))
         finally:
             over.set()
             for thread in threads:
                 thread.join()
-            workshop.stranger.release_all()
+            workshop.other_client.release_all()
         assert begun <= count / 2
 
 
@@ -226,13 +226,13 @@ def test_children_replaced__place_is_kept(open_workshop: Any, key: str) -> None:
 def test_body_wants_the_lock__gets_it(open_workshop: Any, pool: str, gate: bool, key: str) -> None:
     """A task in the only slot acquires in its body a lock that was granted to a task that waits for the slot."""
     with open_workshop(pool=pool, concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         waiting = workshop.send("workshop.journal.locked", key, f"{key}:journal")
         workshop.wait_count(key, 2)
         wanting = workshop.send("workshop.journal.lock_in_body", key, f"{key}:gate")
         # Without the gate the first task has the slot.
         workshop.board.blpop([f"{key}:gate:in"], timeout=2)
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         workshop.let_go(f"{key}:gate")
         assert workshop.result(wanting) > 0
         broker_audit.wait_runs(workshop, f"{key}:journal", 1)
@@ -266,7 +266,7 @@ def test_limit_of_the_prefetch_count__unrelated_tasks_run(
         rabbitmq=broker_audit.broker_of(request, broker_name),
         environment=environment,
     ) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         for number in range(8):
             workshop.send("workshop.journal.locked", key, f"{key}:journal", number)
         if gate:
@@ -275,7 +275,7 @@ def test_limit_of_the_prefetch_count__unrelated_tasks_run(
             workshop.send("workshop.journal.unlocked", f"{key}:unrelated", number)
         if gate:
             broker_audit.wait_runs(workshop, f"{key}:unrelated", 3)
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         broker_audit.wait_runs(workshop, f"{key}:journal", 8)
         broker_audit.wait_runs(workshop, f"{key}:unrelated", 3)
         assert broker_audit.more_than_once(workshop, f"{key}:journal") == {}

@@ -35,10 +35,10 @@ def test_granted_together__idle_worker_has_some(
     with open_workshop(
         pool=pool, concurrency=SLOTS, session_timeout=SESSION_TIMEOUT, rabbitmq=rabbitmq, environment=environment
     ) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         tasks = [workshop.send("workshop.journal.read_and_stay", key, f"{key}:gate") for _ in range(COUNT)]
         workshop.wait_count(key, COUNT + 1, TIMEOUT)
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         first = [workshop.entered(f"{key}:gate") for _ in range(SLOTS)]
         other = workshop.start_another(pool=pool, concurrency=SLOTS)
         second = [workshop.entered(f"{key}:gate") for _ in range(SLOTS)]

@@ -60,12 +60,12 @@ def test_readers_behind_a_writer__run_once(
     with open_workshop(
         concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=limited, environment=environment
     ) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         for number in range(count):
             workshop.send("workshop.journal.read", key, f"{key}:journal", number, 0.4)
         if gate:
             workshop.wait_count(key, count + 1, TIMEOUT)
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         other = workshop.start_another(concurrency=1)
         broker_audit.wait_runs(workshop, f"{key}:journal", count, 60)
         if limited is None:
@@ -83,12 +83,12 @@ def test_countdown_before_the_queue__runs_once(
 ) -> None:
     """The time of a countdown counts: a message's age begins with its delivery."""
     with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, gate=gate, environment=environment) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         sent = time.monotonic()
         workshop.send("workshop.journal.locked", key, f"{key}:journal", countdown=0.65 * VISIBILITY_TIMEOUT)
         over = sent + VISIBILITY_TIMEOUT + 2
         wait_until(lambda: time.monotonic() > over, TIMEOUT, "the broker may have delivered the message again")
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         broker_audit.wait_runs(workshop, f"{key}:journal", 1)
         broker_audit.wait_no_message(workshop, unacknowledged)
         workshop.wait_empty(key, TIMEOUT)
@@ -105,7 +105,7 @@ def test_killed_worker__others_have_the_rest(open_workshop: Any, unacknowledged:
     environment = broker_audit.settings(CELERY_BROKER_TRANSPORT_OPTIONS=options, CELERY_ZKLOCK_GATE_MAX_PARKED=parked)
     environment["WORKSHOP_PREFETCH"] = "1"
     with open_workshop(concurrency=1, session_timeout=2, gate=gate, environment=environment) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         for number in range(count):
             workshop.send("workshop.journal.locked", key, f"{key}:journal", number)
         taken = 0
@@ -120,6 +120,6 @@ def test_killed_worker__others_have_the_rest(open_workshop: Any, unacknowledged:
         workshop.worker.kill()
         workshop.wait_count(key, 1, TIMEOUT)
         workshop.start(concurrency=1)
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         broker_audit.wait_runs(workshop, f"{key}:journal", count - most)
         assert broker_audit.more_than_once(workshop, f"{key}:journal") == {}

@@ -36,12 +36,12 @@ def workshop(open_workshop: Any) -> Iterator[Any]:
 
 def test_parked__leaves_slot_and_window(workshop: Any, key: str) -> None:
     """Waiting tasks take neither the only slot nor the prefetch window: unrelated tasks run meanwhile."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     waiting = [workshop.send("shared_below", key) for _ in range(5)]
     workshop.wait_count(key, 6)
     for _ in range(3):
         assert workshop.result(workshop.send("idle"))["key"] is None
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     tokens = [workshop.result(task)["token"] for task in waiting]
     assert tokens == sorted(tokens)
     workshop.wait_empty(key)
@@ -70,7 +70,7 @@ def test_no_slot__is_no_wait(workshop: Any, key: str) -> None:
 
 def test_parked__is_reserved(workshop: Any, key: str) -> None:
     """A waiting task is in `inspect reserved`, and in `inspect zklocks` with its key and the holder."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     task = workshop.send("shared_below", key)
     workshop.wait_count(key, 2)
     inspect = workshop.inspect()
@@ -78,24 +78,24 @@ def test_parked__is_reserved(workshop: Any, key: str) -> None:
     assert [each["id"] for each in reserved] == [task.id]
     wait_until(lambda: inspect._request("zklocks").popitem()[1][0]["holder"], SOON, "the holder is known")
     ((waiting,),) = inspect._request("zklocks").values()
-    assert waiting["holder"].startswith("label the stranger")
+    assert waiting["holder"].startswith("label the other client")
     expected = {"id": task.id, "key": key, "state": "waiting", "token": None, "pid": None}
     assert {name: waiting[name] for name in expected} == expected
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     workshop.result(task)
 
 
 def test_coalesce(workshop: Any, key: str) -> None:
     """One task waits at the gate, and the others end at once, with the reason in the result."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     first = workshop.send("coalesce", key)
     workshop.wait_count(key, 2)
     for _ in range(3):
         result = workshop.result(workshop.send("coalesce", key))
         assert (result["zklock"], result["key"], result["reason"]) == ("skipped", key, "coalesced")
-        assert result["holder"].startswith("label the stranger")
+        assert result["holder"].startswith("label the other client")
     workshop.wait_count(key, 2)
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     assert workshop.result(first)["key"] == key
 
 
@@ -114,10 +114,10 @@ def test_running__is_told(open_workshop: Any, key: str) -> None:
 
                 # Earlier events are lost: the transport subscribes when it first listens.
                 told("anything")
-                workshop.stranger.take(key)
+                workshop.other_client.take(key)
                 task = workshop.send("shared_below", key)
                 wait_until(lambda: told("waiting"), SOON, "the wait is told")
-                workshop.stranger.release(key)
+                workshop.other_client.release(key)
                 wait_until(lambda: told("released"), SOON, "the release is told")
                 workshop.result(task)
         ours = [event for event in heard if event["type"].startswith("zklock-")]
@@ -127,52 +127,52 @@ def test_running__is_told(open_workshop: Any, key: str) -> None:
 
 def test_parked__revoked(workshop: Any, key: str) -> None:
     """A waiting task that is revoked leaves the queue."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     task = workshop.send("shared_below", key)
     workshop.wait_count(key, 2)
     workshop.control.revoke(task.id)
     workshop.wait_count(key, 1, SOON)
     wait_until(lambda: task.state == "REVOKED", SOON, "the task is revoked")
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     workshop.wait_empty(key)
 
 
 def test_parked__expires(workshop: Any, key: str) -> None:
     """A waiting task that expires leaves the queue."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     task = workshop.send("shared_below", key, expires=datetime.now(UTC) + timedelta(seconds=scaled(2)))
     workshop.wait_count(key, 2)
     workshop.wait_count(key, 1, SOON)
     wait_until(lambda: task.state == "REVOKED", SOON, "the task is revoked")
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
 
 
 def test_timeout__fails_as_in_a_slot(workshop: Any, key: str) -> None:
     """A task whose timeout is over fails with the same error as in a slot, and names the holder."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     error = workshop.outcome(workshop.send("time_out", key, f"{key}:run"))
     assert type(error) is LockTimeout
-    assert str(error).startswith(f"lock '{key}' was not granted within {scaled(1):g} s; held by label the stranger")
+    assert str(error).startswith(f"lock '{key}' was not granted within {scaled(1):g} s; held by label the other client")
     workshop.wait_count(key, 1)
 
 
 def test_policies__as_in_a_slot(workshop: Any, key: str) -> None:
     """`raise`, `skip` and a callable have the same results as without the gate."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     assert type(workshop.outcome(workshop.send("refuse", key))) is LockConflict
     skipped = workshop.result(workshop.send("skip", key))
     assert (skipped["zklock"], skipped["reason"]) == ("skipped", "conflict")
-    assert skipped["holder"].startswith("label the stranger")
-    assert workshop.result(workshop.send("tell_conflict", key))["holder"].startswith("label the stranger")
+    assert skipped["holder"].startswith("label the other client")
+    assert workshop.result(workshop.send("tell_conflict", key))["holder"].startswith("label the other client")
     workshop.wait_count(key, 1)
 
 
 def test_retry__comes_back(workshop: Any, key: str) -> None:
     """`retry` sends the task back to the broker, without its ticket, and it runs when the lock is free."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     task = workshop.send("come_back", key, f"{key}:run")
     wait_until(lambda: task.state == "RETRY", SOON, "the task has gone back")
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     result = workshop.result(task)
     assert result["conflicts"] >= 1
     assert result["key"] == key
@@ -183,26 +183,26 @@ def test_maximum_wait__goes_back_to_the_broker(open_workshop: Any, key: str) -> 
     """A task that has waited for the maximum time goes back to the broker, keeps its retries, and runs later."""
     environment = {"WORKSHOP_MAX_WAIT": str(scaled(2))}
     with open_workshop(concurrency=1, session_timeout=30, environment=environment) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         task = workshop.send("shared_below", key)
         (first,) = set(workshop.wait_count(key, 2)) - set(workshop.nodes(key)[:1])
         wait_until(lambda: first not in workshop.nodes(key), SOON, "the task has left the line")
         workshop.wait_count(key, 2, SOON)
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         assert workshop.result(task)["retries"] == 0
 
 
 def test_granted_without_a_slot__lets_others(workshop: Any, key: str) -> None:
     """A lock that is granted while no slot is free is released if another worker, or a body, waits for it."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     waiting = workshop.send("shared_below", key)
     workshop.wait_count(key, 2)
     workshop.send("idle", f"{key}:gate")
     workshop.entered(f"{key}:gate")
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     # Behind the granted request.
-    workshop.stranger.take(key)
-    workshop.stranger.release(key)
+    workshop.other_client.take(key)
+    workshop.other_client.release(key)
     workshop.let_go(f"{key}:gate")
     assert workshop.result(waiting)["key"] == key
 
@@ -234,12 +234,12 @@ def test_key__of_the_request(workshop: Any, key: str) -> None:
 
 def test_key__of_a_header(workshop: Any, key: str) -> None:
     """A key of a tenant that the producer has put into a header is the same at the gate, in the body and in a retry."""
-    workshop.stranger.take(f"north:{key}")
+    workshop.other_client.take(f"north:{key}")
     task = workshop.send("of_tenant", key, headers={"tenant": "north"})
     workshop.wait_count(f"north:{key}", 2)
     other = workshop.result(workshop.send("of_tenant", key, headers={"tenant": "south"}))
     assert (other["key"], other["retries"]) == (f"south:{key}", 1)
-    workshop.stranger.release(f"north:{key}")
+    workshop.other_client.release(f"north:{key}")
     result = workshop.result(task)
     assert (result["key"], result["retries"]) == (f"north:{key}", 1)
     for each in (result, other):
@@ -274,10 +274,10 @@ def test_task_option__no_gate(workshop: Any, key: str) -> None:
 
 def test_countdown__waits_after_it(workshop: Any, key: str) -> None:
     """A task with a countdown joins the queue when its countdown is over."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     task = workshop.send("shared_below", key, countdown=1)
     workshop.wait_count(key, 2)
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     assert workshop.result(task)["key"] == key
 
 

@@ -38,12 +38,12 @@ def sum_of(notes: list[dict[str, Any]]) -> Counter[tuple[str, str | None]]:
 def test_worker__counts_once(open_workshop: Any, key: str, pool: str, gate: bool) -> None:
     """Each lock of a task is counted once, in the process where the body runs, and not in the one that holds it."""
     with open_workshop(pool=pool, gate=gate, concurrency=4, options=MEASURED) as workshop:
-        workshop.stranger.take(key)
+        workshop.other_client.take(key)
         waiting = [workshop.send("shared_below", key) for _ in range(3)]
         workshop.wait_count(key, 4)
         assert type(workshop.outcome(workshop.send("give_up", key))).__name__ == "LockTimeout"
         assert workshop.result(workshop.send("skip", key))["zklock"] == "skipped"
-        workshop.stranger.release(key)
+        workshop.other_client.release(key)
         for task in waiting:
             workshop.result(task)
         # It acquires its own lock again, which is not counted, and one with a plain key.

@@ -43,10 +43,10 @@ def test_contention__one_at_a_time(workshop: Any, key: str) -> None:
 
 def test_retry__comes_back(workshop: Any, key: str) -> None:
     """Tasks that go back to the broker on a conflict all run in the end, with unchanged retries."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     sent = [workshop.send("come_back", key, f"{key}:run") for _ in range(6)]
     wait_until(lambda: all(task.state == "RETRY" for task in sent), 30, "every task has gone back once")
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     # Not their states: Celery stores RETRY when the message was sent, perhaps over the SUCCESS of the next delivery.
     notes = wait_until(lambda: found if len(found := workshop.notes(f"{key}:run")) == 6 else None, 60, "6 bodies ran")
     assert {note["id"] for note in notes} == {task.id for task in sent}
@@ -73,11 +73,11 @@ def test_holder__is_the_task(workshop: Any, key: str) -> None:
 
 def test_skip__is_the_result(workshop: Any, key: str) -> None:
     """A skipped task succeeds, with a result that says that it was skipped and names the holder."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     result = workshop.result(workshop.send("skip", key))
-    assert result["holder"].startswith("label the stranger (pid ")
+    assert result["holder"].startswith("label the other client (pid ")
     assert {**result, "holder": None} == {"zklock": "skipped", "key": key, "reason": "conflict", "holder": None}
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     assert workshop.result(workshop.send("skip", key))["key"] == key
 
 

@@ -80,11 +80,11 @@ def left(rabbitmq: RabbitMQ, workshop: Any) -> dict[str, int]:
 
 def test_conflict__comes_back(workshop: Any, rabbitmq: RabbitMQ, key: str) -> None:
     """Tasks that find their lock taken, by the default policy, come back again and again, and all of them run."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     tasks = [workshop.send("come_back_by_default", key) for _ in range(COUNT)]
     for task in tasks:
         wait_delays(workshop, task, DELAYS)
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     for task in tasks:
         result = workshop.result(task)
         assert (result["key"], result["retries"]) == (key, 0)
@@ -109,8 +109,8 @@ def test_outage__comes_back(workshop: Any, server: ZooKeeperServer, rabbitmq: Ra
 
 def test_conflict__many_short_delays(workshop: Any, key: str) -> None:
     """A delay that is shorter than RabbitMQ's shortest one is a second or more, any number of times."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     task = workshop.send("come_back", key, f"{key}:run")
     wait_delays(workshop, task, MANY_DELAYS)
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     assert workshop.result(task)["conflicts"] >= MANY_DELAYS

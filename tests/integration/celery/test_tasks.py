@@ -74,31 +74,31 @@ def test_main_process__connected_before_the_fork(workshop: Any, key: str) -> Non
 @pytest.mark.parametrize("name", ["refuse_below", "refuse_above"])
 def test_autoretry__conflict_is_no_failed_attempt(workshop: Any, key: str, name: str) -> None:
     """`autoretry_for=(Exception,)` does not retry a conflict: the task fails with it, and names the holder."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     error = workshop.outcome(workshop.send(name, key, f"{key}:run"))
     assert isinstance(error, LockConflict)
-    assert str(error).startswith(f"lock '{key}' is held by label the stranger (pid ")
-    workshop.stranger.release(key)
+    assert str(error).startswith(f"lock '{key}' is held by label the other client (pid ")
+    workshop.other_client.release(key)
     assert workshop.result(workshop.send(name, key, f"{key}:run"))["retries"] == 0
 
 
 @pytest.mark.parametrize("name", ["time_out", "time_out_inside"])
 def test_autoretry__timeout_is_no_failed_attempt(workshop: Any, key: str, name: str) -> None:
     """It does not retry a timeout either, of the task's lock or of a lock in its body."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     error = workshop.outcome(workshop.send(name, key, f"{key}:run"))
     assert isinstance(error, LockTimeout)
-    assert f"lock '{key}' was not granted within {scaled(1):g} s; held by label the stranger" in str(error)
+    assert f"lock '{key}' was not granted within {scaled(1):g} s; held by label the other client" in str(error)
     if name == "time_out_inside":
         assert workshop.board.get(f"{key}:run:attempts") == "1"
 
 
 def test_autoretry__asked_for_by_name(workshop: Any, key: str) -> None:
     """A task whose `autoretry_for` names LockTimeout is retried for it."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     task = workshop.send("time_out_by_name", key, f"{key}:run")
     wait_until(lambda: task.state == "RETRY", 20, "the task is retried")
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     assert workshop.result(task)["retries"] > 0
 
 
@@ -111,7 +111,7 @@ def test_autoretry__real_errors(workshop: Any, key: str, name: str) -> None:
 
 def test_autoretry__after_a_handled_conflict(workshop: Any, key: str) -> None:
     """A task that handles a conflict and then fails for another reason is retried."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     assert workshop.result(workshop.send("handle_conflict_and_fail", key))["retries"] == 2
 
 
@@ -120,22 +120,22 @@ def test_autoretry__after_a_handled_conflict(workshop: Any, key: str) -> None:
 
 def test_retry__gives_up(workshop: Any, key: str) -> None:
     """After `max_wait` the task fails with LockConflict, with number and time of the retries, and is not retried."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     error = workshop.outcome(workshop.send("come_back_for_a_while", key))
     assert isinstance(error, LockConflict)
-    assert str(error).startswith(f"lock '{key}' is held by label the stranger")
+    assert str(error).startswith(f"lock '{key}' is held by label the other client")
     assert "come_back_for_a_while gave up after" in str(error)
     assert "max_wait" in str(error)
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     workshop.wait_empty(key)
 
 
 def test_retry__new_budget_after_a_failure(workshop: Any, key: str) -> None:
     """A task that has run and failed begins a new budget: old conflicts do not count in its next attempt."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     task = workshop.send("come_back_and_fail_once", key, f"{key}:fail")
     wait_until(lambda: task.state == "RETRY", 20, "the task has met the lock")
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     assert workshop.board.blpop([f"{key}:fail:in"], timeout=scaled(30)) is not None
     result = workshop.result(task)
     assert (result["retries"], result["key"]) == (1, key)
@@ -143,10 +143,10 @@ def test_retry__new_budget_after_a_failure(workshop: Any, key: str) -> None:
 
 def test_retry__counts_in_headers_of_its_own(workshop: Any, key: str) -> None:
     """A producer's headers are kept, and conflicts are counted in additional headers."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     task = workshop.send("come_back", key, f"{key}:run", headers={"tenant": "north"})
     wait_until(lambda: task.state == "RETRY", 20, "the task has met the lock")
-    workshop.stranger.release(key)
+    workshop.other_client.release(key)
     result = workshop.result(task)
     assert result["conflicts"] >= 1
     assert result["retries"] == 0
@@ -157,7 +157,7 @@ def test_retry__counts_in_headers_of_its_own(workshop: Any, key: str) -> None:
 
 def test_error__through_the_json_backend(workshop: Any, key: str) -> None:
     """An error arrives through the JSON result backend with its type and its message."""
-    workshop.stranger.take(key)
+    workshop.other_client.take(key)
     error = workshop.outcome(workshop.send("refuse", key))
     assert type(error) is LockConflict
     assert "workshop.tasks.refuse did not run; on_conflict=" in str(error)

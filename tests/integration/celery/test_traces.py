@@ -18,14 +18,14 @@ SECOND = 1_000_000_000
 def test_spans__of_a_task_at_the_gate(open_workshop: Any) -> None:
     """The wait at the gate has a span, below that of the task although the task begins later; so has the hold."""
     with open_workshop(concurrency=1, options=["--include", "services.readiness,workshop.traces"]) as workshop:
-        workshop.stranger.take("invoice")
+        workshop.other_client.take("invoice")
         sent = workshop.send("shared_below", "invoice")
         workshop.wait_count("invoice", 2)
         began = time.time()
         # A while that is longer than the clocks are exact.
         wait_until(lambda: time.time() > began + 0.2)
         released = time.time()
-        workshop.stranger.release("invoice")
+        workshop.other_client.release("invoice")
         token = workshop.result(sent)["token"]
         notes = wait_until(
             lambda: found if len(found := workshop.notes(f"{workshop.queue}:spans")) == 3 else None, SOON, "three spans"
@@ -36,6 +36,6 @@ def test_spans__of_a_task_at_the_gate(open_workshop: Any) -> None:
     # From before the one moment until after the other.
     assert wait["end"] - wait["begin"] >= (released - began) * SECOND
     assert wait["attributes"]["zklock.outcome"] == "granted"
-    assert wait["attributes"]["zklock.holder"].startswith("label the stranger")
+    assert wait["attributes"]["zklock.holder"].startswith("label the other client")
     assert (hold["attributes"]["zklock.key"], hold["attributes"]["zklock.token"]) == ("invoice", token)
     assert hold["end"] <= task["end"]

@@ -65,7 +65,7 @@ class Papers:
         self.server = self.authority.issue(NAME)
         self.client = self.authority.issue("client")
         self.locked = self.authority.issue("locked", password="opens")
-        self.stranger = Authority(folder, "stranger")
+        self.other_authority = Authority(folder, "other")
 
     def tls(self, client: Issued | None = None, **values: Any) -> dict[str, Any]:
         """Return the setting that is right, with ``values`` that may not be; ``None`` leaves a key out."""
@@ -325,7 +325,7 @@ def test_tls__many_answers_in_one_record(server: SecureZooKeeper, papers: Papers
 
 def test_tls__other_authority(server: SecureZooKeeper, papers: Papers, configure: Configure) -> None:
     """A server whose certificate another authority has signed is refused, and the error says so."""
-    configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.stranger.certificate)), CONNECT_TIMEOUT=PATIENCE)
+    configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.other_authority.certificate)), CONNECT_TIMEOUT=PATIENCE)
     message = refused("certificate verify failed")
     assert server.secure_hosts in message
 
@@ -334,7 +334,7 @@ def test_tls__reason_is_logged(
     server: SecureZooKeeper, papers: Papers, configure: Configure, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log of the connection tells the reason too, where nobody waits for a lock."""
-    configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.stranger.certificate)), CONNECT_TIMEOUT=PATIENCE)
+    configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.other_authority.certificate)), CONNECT_TIMEOUT=PATIENCE)
     with caplog.at_level(logging.WARNING, "django_zklock.kazoo"):
         refused("certificate verify failed")
     assert "certificate verify failed" in caplog.text
@@ -351,7 +351,7 @@ def test_tls__other_host_name(server: SecureZooKeeper, papers: Papers, configure
 
 def test_tls__unverified(server: SecureZooKeeper, papers: Papers, configure: Configure) -> None:
     """Without verification any server will do; the host name need not be given up as well."""
-    tls = papers.tls(CA=str(papers.stranger.certificate), VERIFY=False, CHECK_HOSTNAME=None)
+    tls = papers.tls(CA=str(papers.other_authority.certificate), VERIFY=False, CHECK_HOSTNAME=None)
     configure(f"{LOOPBACK}:{server.secure_port}", TLS=tls)
     zk_lock("k").acquire(timeout=60).release(wait=True)
 
@@ -591,7 +591,7 @@ def test_sasl__reconnect(server: SecureZooKeeper, configure: Configure) -> None:
 # AUTH and ACL.
 
 
-def test_acl__stranger(
+def test_acl__other_credentials(
     server: SecureZooKeeper, configure: Configure, settings: Settings, admin_client: Client, admin_user: User
 ) -> None:
     """Who has other credentials is refused, and told what to check: in code, at the prompt, in the admin."""
@@ -721,7 +721,7 @@ def test_doctor__other_authority(
     server: SecureZooKeeper, papers: Papers, configure: Configure, diagnose: Callable[[], dict[str, Finding]]
 ) -> None:
     """A server that cannot be believed is not asked, and the reason is told."""
-    configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.stranger.certificate)), CONNECT_TIMEOUT=PATIENCE)
+    configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.other_authority.certificate)), CONNECT_TIMEOUT=PATIENCE)
     found = diagnose()
     for name in ("ensemble.server", "lock.trial"):
         assert found[name].level == "error"

@@ -474,7 +474,7 @@ def test_permissions(client: Client, hold: Hold, codenames: tuple[str, ...], bre
 
 
 @both
-def test_action__strangers(client: Client, hold: Hold, action: str) -> None:
+def test_action__not_allowed(client: Client, hold: Hold, action: str) -> None:
     """Users without login, and users that are not staff, are sent to the login page."""
     held = hold("account:17")
     assert client.post(url_of("account:17", action), {"node": name_of(held)}).status_code == 302

@@ -25,7 +25,7 @@ from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricR
 from django_zklock import LockConflict, ZooKeeperUnavailable, current_lock, signals, zk_lock, zk_locked
 from django_zklock.contrib.opentelemetry import BOUNDARIES, instrument, uninstrument
 from django_zklock.zk.ops import actions
-from tests.support.django_layer import Ensemble, Stranger
+from tests.support.django_layer import Ensemble, OtherClient
 from tests.support.threads import Runner
 from tests.support.tree_reader import wait_until
 
@@ -221,13 +221,13 @@ def test_gate__tasks(gate: Any, meter: Meter) -> None:
     assert meter.points("zklock.gate.tasks") == []
 
 
-def test_contention(stranger: Stranger, meter: Meter) -> None:
+def test_contention(other_client: OtherClient, meter: Meter) -> None:
     """A wait is counted when it begins, and its duration when it ends."""
-    stranger.take("invoice:42")
+    other_client.take("invoice:42")
     waiting = Runner(lambda: bill(42))
     meter.wait("zklock.contentions", 1)
     assert meter.count("zklock.acquisitions") == 0
-    stranger.release("invoice:42")
+    other_client.release("invoice:42")
     waiting.result()
     assert meter.points("zklock.wait.duration")[0].sum > 0
     assert meter.attributes("zklock.contentions") == INVOICE
@@ -236,9 +236,9 @@ def test_contention(stranger: Stranger, meter: Meter) -> None:
 
 @pytest.mark.parametrize("policy", ["skip", "raise"])
 @pytest.mark.parametrize("reason", ["conflict", "unavailable"])
-def test_refusal(stranger: Stranger, meter: Meter, reason: str, policy: Literal["skip", "raise"]) -> None:
+def test_refusal(other_client: OtherClient, meter: Meter, reason: str, policy: Literal["skip", "raise"]) -> None:
     """A call that does not run is counted with the reason, whether it is skipped or an error."""
-    stranger.take("invoice:42")
+    other_client.take("invoice:42")
     alias = "default" if reason == "conflict" else "absent"
     lock = zk_locked("invoice:{number}", on_conflict=policy, on_unavailable=policy, using=alias)
     with contextlib.suppress(LockConflict, ZooKeeperUnavailable):
@@ -324,13 +324,15 @@ def test_instrument__global_provider() -> None:
     assert (done.stdout, done.stderr) == ("zklock.contentions\n", "")
 
 
-def test_reference__has_every_instrument(gate: Any, stranger: Stranger, ensemble: Ensemble, meter: Meter) -> None:
+def test_reference__has_every_instrument(
+    gate: Any, other_client: OtherClient, ensemble: Ensemble, meter: Meter
+) -> None:
     """The table of the reference has each instrument with its kind and unit, and no other."""
-    stranger.take("invoice:42")
+    other_client.take("invoice:42")
     bill_or_skip(42)
     waiting = Runner(lambda: bill(42))
     meter.wait("zklock.contentions", 1)
-    stranger.release("invoice:42")
+    other_client.release("invoice:42")
     waiting.result()
     held = zk_lock("k").acquire()
     actions.revoke(ensemble.pool, held.node, "a deployment", timeout=10)

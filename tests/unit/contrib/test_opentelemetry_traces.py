@@ -17,7 +17,7 @@ from opentelemetry.trace import StatusCode
 from django_zklock import LockConflict, ZooKeeperUnavailable, signals, zk_lock, zk_locked
 from django_zklock.contrib.opentelemetry import instrument_traces, uninstrument_traces
 from django_zklock.zk.lock import Lock
-from tests.support.django_layer import Ensemble, Stranger
+from tests.support.django_layer import Ensemble, OtherClient
 from tests.support.threads import Runner
 from tests.support.tree_reader import wait_until
 
@@ -92,9 +92,9 @@ def test_hold(ensemble: Ensemble, traces: Traces, call: Any) -> None:
     assert wait.start_time <= wait.end_time <= hold.start_time + SECOND // 100
 
 
-def test_wait__names_the_holder(stranger: Stranger, traces: Traces) -> None:
+def test_wait__names_the_holder(other_client: OtherClient, traces: Traces) -> None:
     """The span of a wait is as long as the wait, and names the holder that the caller has met."""
-    taken, met = stranger.take("invoice:42"), threading.Event()
+    taken, met = other_client.take("invoice:42"), threading.Event()
 
     def note(**_facts: Any) -> None:
         met.set()
@@ -106,19 +106,19 @@ def test_wait__names_the_holder(stranger: Stranger, traces: Traces) -> None:
     taken.release()
     waiting.result()
     wait = traces.one("zklock wait")
-    assert attributes(wait)["zklock.holder"].startswith("label the stranger (pid ")
+    assert attributes(wait)["zklock.holder"].startswith("label the other client (pid ")
     assert attributes(wait)["zklock.outcome"] == "granted"
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_refused(stranger: Stranger, traces: Traces) -> None:
+def test_refused(other_client: OtherClient, traces: Traces) -> None:
     """A call that does not get its lock is a wait that ends so; it is no error, for a policy may expect it."""
-    stranger.take("invoice:42")
+    other_client.take("invoice:42")
     with pytest.raises(LockConflict):
         zk_locked("invoice:{number}", on_conflict="raise", timeout=0.3)(bill.__wrapped__)(42)  # type: ignore[attr-defined]
     wait = traces.one("zklock wait")
     assert (attributes(wait)["zklock.outcome"], wait.status.status_code) == ("conflict", StatusCode.UNSET)
-    assert attributes(wait)["zklock.holder"].startswith("label the stranger (pid ")
+    assert attributes(wait)["zklock.holder"].startswith("label the other client (pid ")
     assert wait.end_time is not None
     assert wait.start_time is not None
     assert wait.end_time - wait.start_time >= 0.3 * SECOND
@@ -153,9 +153,9 @@ def test_uninstrument(ensemble: Ensemble, traces: Traces) -> None:
     assert not signals.acquired.has_listeners(Lock)
 
 
-def test_wait__of_tasks_of_one_loop(stranger: Stranger, traces: Traces) -> None:
+def test_wait__of_tasks_of_one_loop(other_client: OtherClient, traces: Traces) -> None:
     """Where several tasks of one thread wait, it is not known which one has met a holder, and none is named."""
-    taken, met = stranger.take("invoice:42"), threading.Semaphore(0)
+    taken, met = other_client.take("invoice:42"), threading.Semaphore(0)
 
     def note(**_facts: Any) -> None:
         met.release()

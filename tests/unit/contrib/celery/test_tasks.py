@@ -31,7 +31,7 @@ from django_zklock.api import current_work
 from django_zklock.contrib.celery import RetryLater, install
 from django_zklock.locked_call import locked_call_of
 from django_zklock.zk.held import held_stack
-from tests.support.django_layer import Ensemble, Stranger
+from tests.support.django_layer import Ensemble, OtherClient
 from tests.support.threads import Runner
 
 pytest_plugins = ["tests.support.settings_fixtures"]
@@ -400,22 +400,22 @@ def test_class__inherited_body(app: Celery, ensemble: Ensemble) -> None:
 # Calls and eager mode.
 
 
-def test_direct_call__policies(app: Celery, stranger: Stranger) -> None:
+def test_direct_call__policies(app: Celery, other_client: OtherClient) -> None:
     """A direct call follows the policies; without a message to send back, `retry` fails with the conflict."""
-    stranger.take("k")
+    other_client.take("k")
     made: Any = [
         app.task(name=f"calling.{policy}")(zk_locked("k", on_conflict=policy)(nothing))
         for policy in ("skip", "raise", "retry")
     ]
     assert made[0]()["zklock"] == "skipped"
     for task in made[1:]:
-        with pytest.raises(LockConflict, match="held by label the stranger"):
+        with pytest.raises(LockConflict, match="held by label the other client"):
             task()
 
 
-def test_eager__conflicts(app: Celery, stranger: Stranger) -> None:
+def test_eager__conflicts(app: Celery, other_client: OtherClient) -> None:
     """In eager mode a conflict is the result, not retried by autoretry, and `retry` fails with it."""
-    stranger.take("k")
+    other_client.take("k")
     attempts = []
 
     def attempt() -> None:
@@ -436,9 +436,11 @@ def test_eager__conflicts(app: Celery, stranger: Stranger) -> None:
 
 @pytest.mark.parametrize("above", [True, False], ids=["above", "below"])
 @pytest.mark.parametrize("own", [{}, {"dont_autoretry_for": (KeyError,)}], ids=["none", "own"])
-def test_autoretry__excludes_conflicts(app: Celery, stranger: Stranger, above: bool, own: dict[str, Any]) -> None:
+def test_autoretry__excludes_conflicts(
+    app: Celery, other_client: OtherClient, above: bool, own: dict[str, Any]
+) -> None:
     """Celery's `dont_autoretry_for` excludes conflicts from retries, in addition to the task's own errors."""
-    stranger.take("k")
+    other_client.take("k")
     failed: list[Any] = []
 
     def on_failure(self: Any, error: Exception, *_facts: Any) -> None:
@@ -478,9 +480,9 @@ def test_autoretry__as_the_task_says(
     assert len(made) == attempts
 
 
-def test_autoretry__below_another_wrapper(app: Celery, stranger: Stranger) -> None:
+def test_autoretry__below_another_wrapper(app: Celery, other_client: OtherClient) -> None:
     """Other wrappers around a task's body, such as those of monitoring tools, do not hide its autoretry."""
-    stranger.take("k")
+    other_client.take("k")
     body = zk_locked("k", on_conflict="raise")(nothing)
     task: Any = app.task(name="calling.measured", autoretry_for=(Exception,), default_retry_delay=0)(body)
     run = task.run
@@ -493,9 +495,9 @@ def test_autoretry__below_another_wrapper(app: Celery, stranger: Stranger) -> No
     assert isinstance(task.apply().result, LockConflict)
 
 
-def test_autoretry__unknown(app: Celery, stranger: Stranger, caplog: pytest.LogCaptureFixture) -> None:
+def test_autoretry__unknown(app: Celery, other_client: OtherClient, caplog: pytest.LogCaptureFixture) -> None:
     """An unknown implementation of autoretry is logged, and the task runs as this Celery runs it."""
-    stranger.take("k")
+    other_client.take("k")
     task: Any = app.task(name="calling.unknown")(zk_locked("k", on_conflict="raise")(nothing))
     task._orig_run = task.run
     assert isinstance(task.apply().result, LockConflict)

@@ -14,7 +14,7 @@ from django.core.management import BaseCommand, CommandError, ManagementUtility
 from django_zklock import LockLost, current_lock, zk_lock
 from django_zklock.management.subcommands import exit_codes
 from tests.support.command import failure, run
-from tests.support.django_layer import Ensemble, Stranger
+from tests.support.django_layer import Ensemble, OtherClient
 from tests.support.threads import Runner
 from tests.support.tree_reader import wait_until
 
@@ -68,10 +68,13 @@ def test_manage__holder(command: type[Command], ensemble: Ensemble, monkeypatch:
 
 
 def test_manage__waits(
-    command: type[Command], stranger: Stranger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: type[Command],
+    other_client: OtherClient,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A taken lock is waited for, and the command says for whom."""
-    stranger.take("k")
+    other_client.take("k")
     error = failure("manage", "k", "--timeout", "0.1", "--", "work")
     assert error.returncode == exit_codes.CONFLICT
     error = failure("manage", "k", "--on-conflict", "fail", "--", "work")
@@ -79,12 +82,12 @@ def test_manage__waits(
     assert command.calls == []
 
 
-def test_manage__says_for_whom(command: type[Command], stranger: Stranger) -> None:
+def test_manage__says_for_whom(command: type[Command], other_client: OtherClient) -> None:
     """Before it waits, the command says who holds the lock."""
-    stranger.take("k")
+    other_client.take("k")
     out = StringIO()
     failure("manage", "k", "--timeout", "0.1", "--", "work", out=out)
-    assert out.getvalue().startswith("Waiting for lock k, held by label the stranger")
+    assert out.getvalue().startswith("Waiting for lock k, held by label the other client")
 
 
 def test_manage__command_fails(
@@ -182,9 +185,9 @@ def test_manage__signal(
         signal.signal(number, before)
 
 
-def test_manage__signal_while_waiting(command: type[Command], stranger: Stranger, ensemble: Ensemble) -> None:
+def test_manage__signal_while_waiting(command: type[Command], other_client: OtherClient, ensemble: Ensemble) -> None:
     """So does one that comes while the command waits for the lock: it leaves the queue."""
-    stranger.take("k")
+    other_client.take("k")
 
     def end() -> None:
         ensemble.wait_count("k", 2)

@@ -964,15 +964,15 @@ def test_chroot(make_pool: MakePool, zookeeper: ZooKeeper, observer: Observer) -
 def test_acl__creator(make_pool: MakePool, observer: Observer) -> None:
     """With credentials and the ACL "creator" the owner can lock; another client gets an error with the reason."""
     auth = [("digest", "billing:secret")]
-    owner, friend, stranger = make_pool(auth=auth, acl="creator"), make_pool(auth=auth, acl="creator"), make_pool()
+    owner, friend, other = make_pool(auth=auth, acl="creator"), make_pool(auth=auth, acl="creator"), make_pool()
     with Lock("k", owner).acquire(timeout=60) as held:
         with pytest.raises(NoAuthError):
             observer.client.get(held.node)
         waiter = Runner(lambda: Lock("k", friend).acquire(timeout=120))
         began = time.monotonic()
         calls: list[Callable[[], object]] = [
-            lambda: Lock("k", stranger).acquire(timeout=60),
-            lambda: Lock("k", stranger).try_acquire(),
+            lambda: Lock("k", other).acquire(timeout=60),
+            lambda: Lock("k", other).try_acquire(),
         ]
         for call in calls:
             with pytest.raises(ZkLockError, match=r"refused: NoAuthError.*check the ACL.*credentials") as caught:

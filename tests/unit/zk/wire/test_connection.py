@@ -20,7 +20,7 @@ from tests.support.timing import scaled
 
 
 @contextmanager
-def stranger(answer: bytes) -> Iterator[str]:
+def other_server(answer: bytes) -> Iterator[str]:
     """Run a server that answers everything so, and closes the connection."""
     with closing(socket.create_server((LOOPBACK, 0))) as listener:
 
@@ -63,9 +63,9 @@ def failure(hosts: str, *, use_tls: bool = False) -> str:
     ],
     ids=["web server", "redis", "negative", "alert"],
 )
-def test_stranger(answer: bytes, reason: str) -> None:
+def test_other_server(answer: bytes, reason: str) -> None:
     """A program that is no ZooKeeper, or a port for TLS, is the reason of the error, and not a lack of quorum."""
-    with stranger(answer) as hosts:
+    with other_server(answer) as hosts:
         text = failure(hosts)
     assert f"({reason}) within " in text
     assert "quorum" not in text
@@ -78,7 +78,7 @@ def test_tls__of_a_server_without(answer: bytes | None) -> None:
         with ZooKeeperServer() as server:
             text, states = failure(server.hosts, use_tls=True), servers(server.hosts)
     else:
-        with stranger(answer) as hosts:
+        with other_server(answer) as hosts:
             text, states = failure(hosts, use_tls=True), servers(hosts)
     assert re.search(r"the server does not seem to speak TLS at this port: .*SSL", text)
     assert states[0].startswith("the server does not seem to speak TLS at this port: ")
