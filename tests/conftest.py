@@ -347,7 +347,7 @@ def zklock(settings: Settings, server: Server, root: str) -> str:
 
 
 @pytest.fixture
-def outsider(server: Server) -> Iterator[KazooClient]:
+def kazoo_client(server: Server) -> Iterator[KazooClient]:
     """Return a client that is none of ours, to stand in line, to write nonsense and to break locks."""
     client = KazooClient(hosts=server.hosts, timeout=scaled(10))
     client.start(timeout=scaled(20))

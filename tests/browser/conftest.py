@@ -96,12 +96,12 @@ def key() -> str:
 
 
 @pytest.fixture
-def add_contender(outsider: KazooClient, workshop: Workshop) -> AddContender:
+def add_contender(kazoo_client: KazooClient, workshop: Workshop) -> AddContender:
     """Return a function that creates a node with any data in the queue of a key until the end of the test."""
 
     def create(key: str, data: bytes = DATA, *, name: str = "") -> str:
         path = f"{workshop.pool.path(key)}/{name or f'_c_{uuid.uuid4()}-lock-'}"
-        node: str = outsider.create(path, data, ephemeral=True, sequence=True, makepath=True)
+        node: str = kazoo_client.create(path, data, ephemeral=True, sequence=True, makepath=True)
         return node
 
     return create

@@ -47,7 +47,7 @@ def test_lock__queue_grows(visit: Visit, key: str, add_contender: AddContender) 
     expect(button).to_be_focused()
 
 
-def test_list__contention(visit: Visit, key: str, add_contender: AddContender, outsider: KazooClient) -> None:
+def test_list__contention(visit: Visit, key: str, add_contender: AddContender, kazoo_client: KazooClient) -> None:
     """The page draws how many wait and hold, by the part of the key before the colon, since it was opened."""
     group = key.replace("-", "_")
     page = visit().page
@@ -62,7 +62,7 @@ def test_list__contention(visit: Visit, key: str, add_contender: AddContender, o
     image = page.get_by_role("img", name=f"{group}: 1 waiting, 2 holding, at most 1 waiting since")
     expect(image).to_be_visible()
     assert "V" in (image.locator(".zklock-waiting-line").get_attribute("d") or "")
-    outsider.delete(waiter)
+    kazoo_client.delete(waiter)
     expect(page.get_by_role("img", name=f"{group}: 0 waiting, 2 holding, at most 1 waiting since")).to_be_visible()
 
 

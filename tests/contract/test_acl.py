@@ -21,9 +21,9 @@ def ask(session: Session, path: str) -> RequestScript[list[str]]:
 
 @pytest.mark.parametrize("kind_of_server", ["zookeeper", "testserver"])
 @pytest.mark.zookeeper
-def test_acl_of(pool: Pool, outsider: KazooClient, root: str) -> None:
+def test_acl_of(pool: Pool, kazoo_client: KazooClient, root: str) -> None:
     """Every entry of a node is told, in the form of the setting."""
-    outsider.create(root, acl=parse_acl(["world:anyone:r", "ip:10.0.0.1:cd", "digest:shop:hash:cdrwa"]))
+    kazoo_client.create(root, acl=parse_acl(["world:anyone:r", "ip:10.0.0.1:cd", "digest:shop:hash:cdrwa"]))
     session = pool.session(root)
     entries = scripts.run(session, partial(ask, session, root), action="tell", timeout=10)
     # Nobody but the owner learns the hash.

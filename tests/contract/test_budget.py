@@ -119,10 +119,10 @@ def test_full__while_the_home_begins_anew(small: Pool, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("rule", [WRITE, READ, semaphore(12)], ids=str)
 def test_size__with_a_chroot(
-    make_pool: MakePool, server: Server, outsider: KazooClient, root: str, rule: object
+    make_pool: MakePool, server: Server, kazoo_client: KazooClient, root: str, rule: object
 ) -> None:
     """What is counted is at least what the server writes: full paths, the chroot included."""
-    outsider.ensure_path(f"{root}/inside")
+    kazoo_client.ensure_path(f"{root}/inside")
     pool = make_pool(f"{server.hosts}{root}/inside")
     with Lock("kä", pool, rule=rule).acquire(timeout=120) as held:  # type: ignore[arg-type]
         length = LENGTH + len(f"{root}/inside{held.node}".encode())
@@ -398,11 +398,11 @@ def test_fork(small: Pool, observer: Observer) -> None:
     assert sum(used(small)) == sum(map(room_of, held))
 
 
-def test_left_behind(make_pool: MakePool, server: Server, outsider: KazooClient, root: str) -> None:
+def test_left_behind(make_pool: MakePool, server: Server, kazoo_client: KazooClient, root: str) -> None:
     """Nodes that the server refuses to delete count until their session ends."""
     from django_zklock.zk.wire import parse_acl
 
-    outsider.create(root, acl=parse_acl(["world:anyone:cdrwa"]))
+    kazoo_client.create(root, acl=parse_acl(["world:anyone:cdrwa"]))
     pool = make_pool(acl=["world:anyone:cra"])
     held = Lock("k", pool).acquire(timeout=120)
     held.release()

@@ -89,7 +89,7 @@ def test_line__crowd(make_pool: MakePool, observer: Observer) -> None:
 
 @pytest.mark.parametrize("other", ["another function", "a block", "a timeout", "an older version", "Curator"])
 def test_line__who_waits_does_something_else(
-    make_pool: MakePool, outsider: KazooClient, observer: Observer, other: str
+    make_pool: MakePool, kazoo_client: KazooClient, observer: Observer, other: str
 ) -> None:
     """A call waits behind all that will not run its function, or may give up before that, and is skipped for none."""
     first = Lock("k", make_pool()).acquire(timeout=60)
@@ -103,7 +103,7 @@ def test_line__who_waits_does_something_else(
         second = Runner(partial(coalescing(make_pool()).acquire, 60))
     else:
         guid = new_guid() if other == "an older version" else str(uuid.uuid4())
-        second = outsider.create(f"{path}/{name_prefix(guid, Kind.EXCLUSIVE)}", ephemeral=True, sequence=True)
+        second = kazoo_client.create(f"{path}/{name_prefix(guid, Kind.EXCLUSIVE)}", ephemeral=True, sequence=True)
     observer.wait_count(path, 2)
     third = waiting(coalescing(make_pool()))
     observer.wait_count(path, 3)
@@ -113,7 +113,7 @@ def test_line__who_waits_does_something_else(
     observer.wait_count(path, 3)
     first.release()
     if isinstance(second, str):
-        outsider.delete(second)
+        kazoo_client.delete(second)
     else:
         second.result().release()
     third.result().release()
@@ -216,14 +216,14 @@ def test_line__reply_lost(server: Server, make_pool: MakePool, observer: Observe
     second.result().release()
 
 
-def test_line__may_not_ask(make_pool: MakePool, outsider: KazooClient, observer: Observer) -> None:
+def test_line__may_not_ask(make_pool: MakePool, kazoo_client: KazooClient, observer: Observer) -> None:
     """If the server does not say whether a node is there, nobody can say who waits."""
     with Lock("k", make_pool()).acquire(timeout=60) as held:
         path = held.lock.paths[0]
-        outsider.set_acls(held.node, [make_acl("world", "anyone", delete=True)])
+        kazoo_client.set_acls(held.node, [make_acl("world", "anyone", delete=True)])
         waiter = coalescing(held.lock.pool)._new_contender(wait=True, notify=lambda: None, stays=True)
         guid = new_guid(waiter.mark)
-        outsider.create(f"{path}/{name_prefix(guid, Kind.EXCLUSIVE)}", ephemeral=True, sequence=True)
+        kazoo_client.create(f"{path}/{name_prefix(guid, Kind.EXCLUSIVE)}", ephemeral=True, sequence=True)
         with pytest.raises(ZkLockError, match="refused: NoAuthError"):
             coalescing(make_pool()).acquire(timeout=120)
         observer.wait_count(path, 2)

@@ -36,22 +36,22 @@ def hold_many(make_pool: MakePool) -> Callable[[], tuple[Pool, list[Held]]]:
 
 def test_heartbeat__finds_what_is_gone(
     hold_many: Callable[[], tuple[Pool, list[Held]]],
-    outsider: KazooClient,
+    kazoo_client: KazooClient,
 ) -> None:
     """Each lock whose node is gone is found to be lost, wherever it stands among the many, and no other."""
     pool, holds = hold_many()
     gone = {0, MAX_WATCHES_PER_WRITE - 1, MAX_WATCHES_PER_WRITE, MANY - 1}
     for number in gone:
-        outsider.delete(holds[number].node)
+        kazoo_client.delete(holds[number].node)
     wait_until(lambda: all(holds[number].lost for number in gone))
     assert {number for number, held in enumerate(holds) if held.lost} == gone
     assert pool.session("/").epoch == 0
 
 
-def test_heartbeat__revoked(hold_many: Callable[[], tuple[Pool, list[Held]]], outsider: KazooClient) -> None:
+def test_heartbeat__revoked(hold_many: Callable[[], tuple[Pool, list[Held]]], kazoo_client: KazooClient) -> None:
     """What is written into a node is heard by the one whose node it is."""
     _pool, holds = hold_many()
-    outsider.set(holds[MAX_WATCHES_PER_WRITE + 1].node, b"__REVOKE__")
+    kazoo_client.set(holds[MAX_WATCHES_PER_WRITE + 1].node, b"__REVOKE__")
     wait_until(lambda: holds[MAX_WATCHES_PER_WRITE + 1].revoked)
     assert [held.key for held in holds if held.revoked] == [f"k{MAX_WATCHES_PER_WRITE + 1}"]
 

@@ -196,7 +196,7 @@ def test_fork__that_python_is_not_told_of(play: MakePlayer) -> None:
     ],
 )
 def test_child__ends(
-    play: MakePlayer, make_pool: MakePool, outsider: KazooClient, module: str, method: str, what: str, status: int
+    play: MakePlayer, make_pool: MakePool, kazoo_client: KazooClient, module: str, method: str, what: str, status: int
 ) -> None:
     """A child of multiprocessing ends past ``atexit``; its locks are free at once, and the parent's are its own."""
     pytest.importorskip(module)
@@ -205,7 +205,7 @@ def test_child__ends(
     assert player.hear(60) == f"ended {status}"
     # Nothing is left of it: neither a lock that it has released nor one that it had.
     lock = Lock("k", make_pool())
-    owners = [outsider.get(f"{lock.paths[0]}/{name}")[1].ephemeralOwner for name in children(outsider, lock)]
+    owners = [kazoo_client.get(f"{lock.paths[0]}/{name}")[1].ephemeralOwner for name in children(kazoo_client, lock)]
     assert int(session) not in owners
     with lock.acquire(timeout=120):
         player.say("end")

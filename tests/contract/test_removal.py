@@ -53,11 +53,11 @@ def loss_of(held: Held) -> str | None:
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_remove__holder(make_pool: MakePool, outsider: KazooClient, kind: str) -> None:
+def test_remove__holder(make_pool: MakePool, kazoo_client: KazooClient, kind: str) -> None:
     """The lock is free at once; the holder learns of its loss and the reason with the next heartbeat."""
     lock = Lock("k", make_pool(session_timeout=3.0), rule=RULES[kind])
     held = lock.acquire(60)
-    keep_line(outsider, held)
+    keep_line(kazoo_client, held)
     take_away(make_pool(), held)
     with Lock("k", make_pool()).acquire(60) as next_one:
         assert next_one.token > held.token
@@ -66,11 +66,11 @@ def test_remove__holder(make_pool: MakePool, outsider: KazooClient, kind: str) -
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_remove__one_of_several(make_pool: MakePool, outsider: KazooClient, place: int) -> None:
+def test_remove__one_of_several(make_pool: MakePool, kazoo_client: KazooClient, place: int) -> None:
     """A holder that loses one of several keys has lost all of them, and learns the reason."""
     held = Lock(["a", "b", "c"], make_pool(session_timeout=3.0)).acquire(60)
     path = held.lock.paths[place]
-    outsider.create(f"{path}/readme", ephemeral=True)
+    kazoo_client.create(f"{path}/readme", ephemeral=True)
     pool = make_pool()
     (found,) = snapshots.one_lock(pool, held.keys[place], timeout=60).entries
     actions.break_lock(pool, found.path, token=found.token, why="broken by ada: it hangs", timeout=60)
@@ -93,14 +93,14 @@ def test_remove__at_once(make_pool: MakePool, observer: Observer) -> None:
 
 @pytest.mark.parametrize("keys", ["k", ["a", "k"]])
 def test_remove__reason_of_each_error(
-    make_pool: MakePool, outsider: KazooClient, keys: str | list[str], monkeypatch: pytest.MonkeyPatch
+    make_pool: MakePool, kazoo_client: KazooClient, keys: str | list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A holder that checks each millisecond gets the reason of each break in the very error that ends its work."""
     # A round trip may take long on a busy machine.
     monkeypatch.setattr("django_zklock.zk.held.REASON_TIMEOUT", 20.0)
     pool, breaker = make_pool(), make_pool()
     with Lock("k", pool).acquire(60) as held:
-        keep_line(outsider, held)
+        keep_line(kazoo_client, held)
     for number in range(10):
         with Lock("k", pool).acquire(60):
             # A holder that has waited watches its node, and so learns of its loss by an event.
@@ -128,13 +128,13 @@ def check_until_lost(lock: Lock, granted: threading.Event) -> LockLost:
         return error
 
 
-def test_remove__reason_in_a_task(make_pool: MakePool, outsider: KazooClient) -> None:
+def test_remove__reason_in_a_task(make_pool: MakePool, kazoo_client: KazooClient) -> None:
     """The end of an asynchronous block has the reason too."""
     pool, breaker = make_pool(session_timeout=3.0), make_pool()
 
     async def hold() -> None:
         async with Lock("k", pool) as held:
-            keep_line(outsider, held)
+            keep_line(kazoo_client, held)
             take_away(breaker, held)
             told = AsyncAutoResetEvent()
             held._when_lost(told.set)
@@ -172,11 +172,11 @@ def test_remove__another_holder_by_now(make_pool: MakePool) -> None:
         held.check()
 
 
-def test_remove__of_a_shortened_name(make_pool: MakePool, outsider: KazooClient) -> None:
+def test_remove__of_a_shortened_name(make_pool: MakePool, kazoo_client: KazooClient) -> None:
     """A key that is only in the data of the lock node is kept when the reason of a break is added there."""
     pool = make_pool(session_timeout=4.0)
     held = Lock(LONG, make_pool(session_timeout=4.0)).acquire(60)
-    keep_line(outsider, held)
+    keep_line(kazoo_client, held)
     take_away(pool, held)
     again = Lock(LONG, make_pool(session_timeout=4.0)).acquire(60)
     (line,) = search.find(pool, timeout=60)
@@ -186,39 +186,39 @@ def test_remove__of_a_shortened_name(make_pool: MakePool, outsider: KazooClient)
 
 
 @pytest.mark.parametrize("data", [b"4 leases", b'{"v":1,"key":"other"}', b"\xff" * 5000], ids=["text", "ours", "long"])
-def test_remove__data_of_others(make_pool: MakePool, outsider: KazooClient, data: bytes) -> None:
+def test_remove__data_of_others(make_pool: MakePool, kazoo_client: KazooClient, data: bytes) -> None:
     """Data of another client in the lock node stays, and the lock is broken."""
     pool = make_pool(session_timeout=4.0)
-    outsider.ensure_path(pool.options.root)
-    outsider.create(pool.path("k"), data)
+    kazoo_client.ensure_path(pool.options.root)
+    kazoo_client.create(pool.path("k"), data)
     held = Lock("k", pool).acquire(60)
     take_away(make_pool(), held)
     assert loss_of(held) == "its node was deleted"
-    assert outsider.get(pool.path("k"))[0] == data
+    assert kazoo_client.get(pool.path("k"))[0] == data
 
 
-def test_remove__line_not_ours_to_write(make_pool: MakePool, outsider: KazooClient) -> None:
+def test_remove__line_not_ours_to_write(make_pool: MakePool, kazoo_client: KazooClient) -> None:
     """Without the permission to write the lock node, the lock is broken without a reason."""
     pool = make_pool(session_timeout=4.0)
     acl = [ACL(Permissions.ALL & ~Permissions.WRITE, ANYONE_ID_UNSAFE)]
-    outsider.ensure_path(pool.options.root)
-    outsider.create(pool.path("k"), b"", acl=acl)
+    kazoo_client.ensure_path(pool.options.root)
+    kazoo_client.create(pool.path("k"), b"", acl=acl)
     held = Lock("k", pool).acquire(60)
     take_away(make_pool(), held)
     assert loss_of(held) == "its node was deleted"
 
 
-def test_remove__refused(make_pool: MakePool, outsider: KazooClient) -> None:
+def test_remove__refused(make_pool: MakePool, kazoo_client: KazooClient) -> None:
     """A missing permission to delete is an error that says so."""
     pool = make_pool()
     path = pool.path("k")
-    outsider.ensure_path(pool.options.root)
-    outsider.create(path, b"", acl=[ACL(Permissions.READ | Permissions.CREATE, ANYONE_ID_UNSAFE)])
-    node = outsider.create(f"{path}/lock-", b"x", ephemeral=True, sequence=True)
+    kazoo_client.ensure_path(pool.options.root)
+    kazoo_client.create(path, b"", acl=[ACL(Permissions.READ | Permissions.CREATE, ANYONE_ID_UNSAFE)])
+    node = kazoo_client.create(f"{path}/lock-", b"x", ephemeral=True, sequence=True)
     token = snapshots.one_lock(pool, "k", timeout=60).entries[0].token
     with pytest.raises(ZkLockError, match=r"refused to delete .*NoAuthError"):
         actions.break_lock(pool, node, token=token, why="please", timeout=60)
-    assert outsider.exists(node)
+    assert kazoo_client.exists(node)
 
 
 def test_remove__written_to_meanwhile(make_pool: MakePool, observer: Observer) -> None:
@@ -237,11 +237,11 @@ def test_remove__in_the_log(make_pool: MakePool, caplog: pytest.LogCaptureFixtur
     assert f"token={held.token} reason='broken by ada:\\nit hangs'" in record.getMessage()
 
 
-def test_last_removed(make_pool: MakePool, outsider: KazooClient) -> None:
+def test_last_removed(make_pool: MakePool, kazoo_client: KazooClient) -> None:
     """The lock node keeps the last break: its node, its time and its reason."""
     pool = make_pool()
     held = Lock("k", make_pool()).acquire(60)
-    keep_line(outsider, held)
+    keep_line(kazoo_client, held)
     path = pool.path("k")
     assert actions.last_break(pool, path, timeout=60) is None
     take_away(pool, held, "\x1b[2J")
@@ -273,10 +273,10 @@ def test_remove__no_server(make_pool: MakePool) -> None:
 
 
 @pytest.mark.parametrize("way", [UP, DOWN], ids=["request", "answer"])
-def test_remove__connection_cut(server: Server, make_pool: MakePool, outsider: KazooClient, way: str) -> None:
+def test_remove__connection_cut(server: Server, make_pool: MakePool, kazoo_client: KazooClient, way: str) -> None:
     """If the connection ends with the request or with its answer, the break still succeeds."""
     held = Lock("k", make_pool(session_timeout=4.0)).acquire(60)
-    keep_line(outsider, held)
+    keep_line(kazoo_client, held)
     with Proxy(server.address) as proxy:
         pool = make_pool(proxy.hosts)
         wait_until(lambda: pool.inspection().connected)

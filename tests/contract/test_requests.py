@@ -30,11 +30,11 @@ MANY = MAX_READS + MAX_READS_PER_REQUEST + 3
 
 
 @pytest.fixture
-def tree(outsider: KazooClient, root: str) -> str:
+def tree(kazoo_client: KazooClient, root: str) -> str:
     """Return a part of the tree with a few nodes to read."""
-    outsider.create(f"{root}/a", b"one", makepath=True)
-    outsider.create(f"{root}/a/ü", b"")
-    outsider.create(f"{root}/secret", b"", acl=[ACL(Permissions.DELETE, ANYONE_ID_UNSAFE)])
+    kazoo_client.create(f"{root}/a", b"one", makepath=True)
+    kazoo_client.create(f"{root}/a/ü", b"")
+    kazoo_client.create(f"{root}/secret", b"", acl=[ACL(Permissions.DELETE, ANYONE_ID_UNSAFE)])
     return root
 
 
@@ -155,7 +155,7 @@ def test_ask__connection_cut(server: Server, make_pool: MakePool, tree: str) -> 
     assert begun[0] < begun[1]
 
 
-def test_ask__time_is_up(server: Server, make_pool: MakePool, tree: str, outsider: KazooClient) -> None:
+def test_ask__time_is_up(server: Server, make_pool: MakePool, tree: str, kazoo_client: KazooClient) -> None:
     """Nothing is sent for somebody whose time is up, even when the answer comes after all."""
     with Proxy(server.address) as proxy:
         session = make_pool(proxy.hosts).session("/")
@@ -175,7 +175,7 @@ def test_ask__time_is_up(server: Server, make_pool: MakePool, tree: str, outside
         # Its answer comes after that of the script's first request.
         ((data, _stat),) = read_on(session, f"{tree}/a")
     assert data == b"one"
-    assert outsider.get(f"{tree}/a")[0] == b"one"
+    assert kazoo_client.get(f"{tree}/a")[0] == b"one"
 
 
 def read_on(session: Session, path: str) -> list[Any]:

@@ -176,13 +176,13 @@ def test_ask__keeps_the_identity(pool: Pool, observer: Observer) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"somebody else's", b"[1]", b"5", b"\xff\xfe", b'{"v": 1'])
-def test_ask__foreign(pool: Pool, outsider: KazooClient, data: bytes) -> None:
+def test_ask__foreign(pool: Pool, kazoo_client: KazooClient, data: bytes) -> None:
     """A node whose data is not ours gets the request in Curator's form."""
     path = pool.path("k")
-    outsider.ensure_path(path)
-    node = outsider.create(f"{path}/lock-", data, ephemeral=True, sequence=True)
+    kazoo_client.ensure_path(path)
+    node = kazoo_client.create(f"{path}/lock-", data, ephemeral=True, sequence=True)
     actions.revoke(pool, node, "please", timeout=60)
-    assert outsider.get(node)[0] == b"__REVOKE__"
+    assert kazoo_client.get(node)[0] == b"__REVOKE__"
 
 
 def test_ask__node_written_meanwhile(pool: Pool, observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,12 +217,12 @@ def test_ask__no_reason(pool: Pool, why: str) -> None:
     assert pool.sessions() == []
 
 
-def test_ask__refused(pool: Pool, outsider: KazooClient) -> None:
+def test_ask__refused(pool: Pool, kazoo_client: KazooClient) -> None:
     """A missing permission to write is an error that says so."""
     path = pool.path("k")
-    outsider.ensure_path(path)
+    kazoo_client.ensure_path(path)
     acl = [ACL(Permissions.READ | Permissions.DELETE, ANYONE_ID_UNSAFE)]
-    node = outsider.create(f"{path}/lock-", b"x", acl=acl, ephemeral=True, sequence=True)
+    node = kazoo_client.create(f"{path}/lock-", b"x", acl=acl, ephemeral=True, sequence=True)
     with pytest.raises(ZkLockError, match=r"refused to write .*NoAuthError"):
         actions.revoke(pool, node, "please", timeout=60)
 

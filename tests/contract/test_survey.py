@@ -105,10 +105,10 @@ def test_lines__refused(make_pool: MakePool) -> None:
     assert not isinstance(caught.value, ZooKeeperUnavailable)
 
 
-def test_line__entry_refused(pool: Pool, outsider: KazooClient) -> None:
+def test_line__entry_refused(pool: Pool, kazoo_client: KazooClient) -> None:
     """So is a missing permission to read one node in a queue."""
     acl = [ACL(Permissions.ALL & ~Permissions.READ, ANYONE_ID_UNSAFE)]
-    outsider.ensure_path(pool.path("k"))
-    outsider.create(f"{pool.path('k')}/lock-", acl=acl, ephemeral=True, sequence=True)
+    kazoo_client.ensure_path(pool.path("k"))
+    kazoo_client.create(f"{pool.path('k')}/lock-", acl=acl, ephemeral=True, sequence=True)
     with pytest.raises(ZkLockError, match=r"refused to read .*NoAuthError"):
         snapshots.one_lock(pool, "k", timeout=60)

@@ -64,17 +64,17 @@ def test_trail__next_holder_of_the_lock(make_pool: MakePool) -> None:
         assert outcomes(breaker) == [("k", "release requested", "no longer held")]
 
 
-def test_trail__one_of_several_keys(make_pool: MakePool, outsider: KazooClient) -> None:
+def test_trail__one_of_several_keys(make_pool: MakePool, kazoo_client: KazooClient) -> None:
     """The break of one of several keys that were taken at once, with one token, is none of the others."""
     breaker = make_pool()
     nodes = {key: f"{breaker.path(key)}/_c_{new_guid()}-lock-0000000000" for key in ("a", "b")}
     for key in nodes:
-        outsider.ensure_path(breaker.path(key))
-    joining = outsider.transaction()
+        kazoo_client.ensure_path(breaker.path(key))
+    joining = kazoo_client.transaction()
     for node in nodes.values():
         joining.create(node, ephemeral=True)
     assert joining.commit() == [*nodes.values()]
-    (token,) = {outsider.exists(node).czxid for node in nodes.values()}
+    (token,) = {kazoo_client.exists(node).czxid for node in nodes.values()}
     actions.revoke(breaker, nodes["b"], "deploy", timeout=60)
     actions.break_lock(breaker, nodes["a"], token=token, why="it hangs", timeout=60)
     assert outcomes(breaker) == [("b", "release requested", "still held"), ("a", "broken", "broken")]
@@ -108,12 +108,12 @@ def test_trail__connection_cut(server: Server, make_pool: MakePool, way: str, wh
 
 @pytest.mark.parametrize("allowed", [Permissions.READ, Permissions.CREATE])
 def test_trail__not_ours_to_write(
-    make_pool: MakePool, outsider: KazooClient, caplog: pytest.LogCaptureFixture, allowed: int
+    make_pool: MakePool, kazoo_client: KazooClient, caplog: pytest.LogCaptureFixture, allowed: int
 ) -> None:
     """Without the permission to write the trail, or to read it, locks are broken and asked for, with a warning."""
     pool, breaker = make_pool(), make_pool()
     held = Lock("k", pool).acquire(60)
-    outsider.create(trail.path(pool), b"", acl=[ACL(allowed, ANYONE_ID_UNSAFE)])
+    kazoo_client.create(trail.path(pool), b"", acl=[ACL(allowed, ANYONE_ID_UNSAFE)])
     with caplog.at_level(logging.WARNING, "django_zklock.breaking"):
         actions.revoke(breaker, held.node, "deploy", timeout=60)
         actions.break_lock(breaker, held.node, token=held.token, why="it hangs", timeout=60)
@@ -124,7 +124,7 @@ def test_trail__not_ours_to_write(
 @pytest.mark.parametrize("is_lost", [True, False])
 @pytest.mark.parametrize("allowed", [Permissions.ALL, Permissions.READ])
 def test_break__released_before_it(
-    make_pool: MakePool, outsider: KazooClient, monkeypatch: pytest.MonkeyPatch, allowed: int, is_lost: bool
+    make_pool: MakePool, kazoo_client: KazooClient, monkeypatch: pytest.MonkeyPatch, allowed: int, is_lost: bool
 ) -> None:
     """A break that the owner's release comes before was not made: its request is refused, or lost and never sent.
 
@@ -132,7 +132,7 @@ def test_break__released_before_it(
     """
     breaker = make_pool()
     held = Lock("k", make_pool()).acquire(60)
-    outsider.create(trail.path(breaker), b"", acl=[ACL(allowed, ANYONE_ID_UNSAFE)])
+    kazoo_client.create(trail.path(breaker), b"", acl=[ACL(allowed, ANYONE_ID_UNSAFE)])
     wait_until(lambda: breaker.inspection().connected)
     wire = breaker.inspection().wire
     write_all = wire.write_all
@@ -159,14 +159,14 @@ def test_break__released_before_it(
 @pytest.mark.parametrize("allowed", [Permissions.ALL, Permissions.READ], ids=["trail", "note"])
 @pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "answered"])
 def test_break__two_operators_in_one_millisecond(
-    make_pool: MakePool, outsider: KazooClient, monkeypatch: pytest.MonkeyPatch, allowed: int, is_lost: bool
+    make_pool: MakePool, kazoo_client: KazooClient, monkeypatch: pytest.MonkeyPatch, allowed: int, is_lost: bool
 ) -> None:
     """The one that came too late is told who has done it, also if the answer to its own request is lost."""
     first, second = make_pool(), make_pool()
     held = Lock("k", make_pool()).acquire(60)
     # A server soon deletes an empty queue, and with it the note of who has broken the lock.
-    outsider.create(f"{held.lock.paths[0]}/_c_{new_guid()}-lock-", ephemeral=True, sequence=True)
-    outsider.create(trail.path(first), b"", acl=[ACL(allowed, ANYONE_ID_UNSAFE)])
+    kazoo_client.create(f"{held.lock.paths[0]}/_c_{new_guid()}-lock-", ephemeral=True, sequence=True)
+    kazoo_client.create(trail.path(first), b"", acl=[ACL(allowed, ANYONE_ID_UNSAFE)])
     wait_until(lambda: second.inspection().connected)
     wire = second.inspection().wire
     write_all = wire.write_all

@@ -24,11 +24,11 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_node(kind: str, zklock: str, outsider: KazooClient) -> None:
+def test_node(kind: str, zklock: str, kazoo_client: KazooClient) -> None:
     """Names and data of a node have the form that older and newer versions expect."""
     assert KINDS.keys() == LABELS.keys()
     with zk_lock("shared", **KINDS[kind]) as held:
-        data, _stat = outsider.get(held.node)
+        data, _stat = kazoo_client.get(held.node)
     name = held.node.rpartition("/")[2]
     assert held.node == f"{zklock}/shared/{name}"
     assert re.fullmatch(rf"_c_[0-9a-f-]{{36}}{LABELS[kind]}\d{{10}}", name)
@@ -40,13 +40,13 @@ def test_node(kind: str, zklock: str, outsider: KazooClient) -> None:
     assert {"v", "host", "pid"} <= values.keys()
 
 
-def test_data_of_another_format(zklock: str, outsider: KazooClient) -> None:
+def test_data_of_another_format(zklock: str, kazoo_client: KazooClient) -> None:
     """A holder whose data we cannot read keeps its lock, and so does one with fields that we do not know."""
     identity = {"host": "web9", "pid": 9, "thread": "", "work": {"kind": "task", "name": "bill", "id": "7", "shard": 3}}
     for version, work in ((1, "task bill [7]"), (2, None)):
         data = json.dumps({"v": version, **identity, "colour": "red"}).encode()
         path = f"{zklock}/shared-{version}/_c_{uuid.uuid4()}-lock-"
-        outsider.create(path, data, ephemeral=True, sequence=True, makepath=True)
+        kazoo_client.create(path, data, ephemeral=True, sequence=True, makepath=True)
         lock = zk_lock(f"shared-{version}")
         assert lock.try_acquire() is None
         (holder,) = lock.holders()

@@ -63,18 +63,18 @@ def kind_of_server() -> str:
 
 
 @pytest.fixture
-def stand(outsider: KazooClient, zklock: str) -> Stand:
+def stand(kazoo_client: KazooClient, zklock: str) -> Stand:
     """Return a function that puts a contender with this identity into the queue of a key, and returns its path."""
-    outsider.create(zklock)
+    kazoo_client.create(zklock)
     # Tokens then have three digits at least, and are masked.
-    for change in [outsider.set_async(zklock, b"") for _ in range(100)]:
+    for change in [kazoo_client.set_async(zklock, b"") for _ in range(100)]:
         change.get(10)
 
     def create(key: str, *, host: str, pid: int, **work: object) -> str:
         identity = {"v": 1, "host": host, "pid": pid, "thread": "MainThread", "work": {"id": "", **work}}
         path = f"{zklock}/{key}/_c_{uuid.uuid4()}-lock-"
         data = json.dumps(identity).encode()
-        return str(outsider.create(path, data, ephemeral=True, sequence=True, makepath=True))
+        return str(kazoo_client.create(path, data, ephemeral=True, sequence=True, makepath=True))
 
     return create
 
@@ -166,17 +166,17 @@ def test_show__task(blocks: Blocks, stand: Stand) -> None:
 
 
 @runs("docs/howto/beat.md", "zklock show celery-beat:shop")
-def test_show__beat(blocks: Blocks, stand: Stand, outsider: KazooClient, zklock: str) -> None:
+def test_show__beat(blocks: Blocks, stand: Stand, kazoo_client: KazooClient, zklock: str) -> None:
     """So does that about beats, whose node for what was sent is of no recipe."""
     for host, pid in (("batch1", 944), ("batch2", 71)):
         stand("celery-beat:shop", host=host, pid=pid, kind="command", name="celery beat")
-    outsider.create(f"{zklock}/celery-beat:shop/sent")
+    kazoo_client.create(f"{zklock}/celery-beat:shop/sent")
     for block in blocks:
         assert written(block) == shown(block)
 
 
 @runs("docs/reference/commands.md", "zklock watch --match 'invoice:*'")
-def test_watch(blocks: Blocks, stand: Stand, outsider: KazooClient) -> None:
+def test_watch(blocks: Blocks, stand: Stand, kazoo_client: KazooClient) -> None:
     """The reference shows the lines that `watch` writes when a lock is taken, asked for and handed over."""
     (block,) = blocks
     out = io.StringIO()
@@ -194,7 +194,7 @@ def test_watch(blocks: Blocks, stand: Stand, outsider: KazooClient) -> None:
             others.append(stand(f"invoice:{len(others)}", **BILL))
             time.sleep(0.3)
         for other in others:
-            outsider.delete(other)
+            kazoo_client.delete(other)
         wait_for(f"released\tinvoice:{len(others) - 1}")
         out.seek(0)
         out.truncate()
@@ -204,7 +204,7 @@ def test_watch(blocks: Blocks, stand: Stand, outsider: KazooClient) -> None:
         wait_for("joined")
         run("revoke", "invoice:42", "--reason", "deploy")
         wait_for("revoked")
-        outsider.delete(first)
+        kazoo_client.delete(first)
         wait_for("handed over")
     finally:
         watching.throw(KeyboardInterrupt)
@@ -213,20 +213,20 @@ def test_watch(blocks: Blocks, stand: Stand, outsider: KazooClient) -> None:
     assert who.sub("USER", masked(out.getvalue())) == who.sub("USER", shown(block))
 
 
-def release_when_asked(outsider: KazooClient, path: str) -> None:
+def release_when_asked(kazoo_client: KazooClient, path: str) -> None:
     """Delete the node as soon as its data has a reason to release."""
 
     def look(_event: object) -> None:
-        threading.Thread(target=outsider.delete, args=[path]).start()
+        threading.Thread(target=kazoo_client.delete, args=[path]).start()
 
-    outsider.get(path, watch=look)
+    kazoo_client.get(path, watch=look)
 
 
 @runs("docs/howto/look-at-locks.md", "zklock revoke invoice:42")
-def test_revoke(blocks: Blocks, stand: Stand, outsider: KazooClient) -> None:
+def test_revoke(blocks: Blocks, stand: Stand, kazoo_client: KazooClient) -> None:
     """The how-to shows what `revoke` writes when the holder releases the lock."""
     for block in blocks:
-        release_when_asked(outsider, stand("invoice:42", **NIGHTLY))
+        release_when_asked(kazoo_client, stand("invoice:42", **NIGHTLY))
         assert written(block) == shown(block)
 
 
@@ -241,11 +241,11 @@ def test_break(blocks: Blocks, stand: Stand, operator: Type, monkeypatch: pytest
 
 
 @runs("docs/reference/commands.md", "zklock prune")
-def test_prune(blocks: Blocks, outsider: KazooClient, zklock: str) -> None:
+def test_prune(blocks: Blocks, kazoo_client: KazooClient, zklock: str) -> None:
     """The reference shows what `prune` removes."""
     (block,) = blocks
     for key in block.output.splitlines()[:-1]:
-        outsider.create(f"{zklock}/{key}", makepath=True)
+        kazoo_client.create(f"{zklock}/{key}", makepath=True)
     assert written(block).replace(zklock, "/django_zklock") == shown(block)
 
 

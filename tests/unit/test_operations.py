@@ -27,12 +27,12 @@ def keys(*arguments: Any, **options: Any) -> list[str]:
     return [lock.key for lock in operations.find_locks(*arguments, **options)]
 
 
-def test_find_locks(hold: Hold, outsider: KazooClient) -> None:
+def test_find_locks(hold: Hold, kazoo_client: KazooClient) -> None:
     """Locks are found by the conditions of the command, in its orders; that there is none is no error."""
     assert keys() == []
     hold("invoice:42", Work(kind="task", name="billing.bill", id="77"))
     contended = hold("catalogue", mode="read")
-    outsider.create(f"{contended.lock.paths[0]}/_c_{GUID}-__WRIT__", ephemeral=True, sequence=True)
+    kazoo_client.create(f"{contended.lock.paths[0]}/_c_{GUID}-__WRIT__", ephemeral=True, sequence=True)
     assert keys() == ["catalogue", "invoice:42"]
     assert keys("invoice:*") == keys(task="bill") == ["invoice:42"]
     assert keys(state="contended") == keys(kind="write") == ["catalogue"]
@@ -92,12 +92,12 @@ def test_break_and_revoke(hold: Hold) -> None:
     assert [each.key for each in operations.lock_history("k")] == ["k"]
 
 
-def test_revoke__lock_itself(hold: Hold, outsider: KazooClient) -> None:
+def test_revoke__lock_itself(hold: Hold, kazoo_client: KazooClient) -> None:
     """A lock is not one of its holders: nothing is done to it, and its node keeps the key that its name is short of."""
     key = "report:" + "x" * 500
     held = hold(key)
     (lock,) = operations.find_locks()
-    before = outsider.get(lock.path)
+    before = kazoo_client.get(lock.path)
     for act in (operations.revoke_lock, operations.break_lock):
         with pytest.raises(TypeError, match="give one of the holders of a lock, not a LockSnapshot"):
             act(lock, "deploy")  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ def test_revoke__lock_itself(hold: Hold, outsider: KazooClient) -> None:
         actions.revoke(held.lock.pool, lock.path, "deploy", timeout=60)
     with no_node():
         actions.break_lock(held.lock.pool, lock.path, token=before[1].czxid, why="deploy", timeout=60)
-    assert outsider.get(lock.path) == before
+    assert kazoo_client.get(lock.path) == before
     assert operations.lock_history() == []
 
 
@@ -121,26 +121,26 @@ def test_revoke__another_token(hold: Hold) -> None:
     assert held.revoked is None
 
 
-def test_break_and_revoke__waiter(hold: Hold, outsider: KazooClient) -> None:
+def test_break_and_revoke__waiter(hold: Hold, kazoo_client: KazooClient) -> None:
     """A waiter holds nothing that could be taken away or released: it keeps its place."""
     held = hold("k")
-    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", b"", ephemeral=True, sequence=True)
+    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", b"", ephemeral=True, sequence=True)
     _holder, waiter = operations.show_lock("k").entries
     for act in (operations.break_lock, operations.revoke_lock):
         with pytest.raises(NotHeld, match="is a waiter's"):
             act(waiter, "let the other one pass")
-    assert outsider.get(waiter.path)[0] == b""
+    assert kazoo_client.get(waiter.path)[0] == b""
     assert operations.lock_history() == []
 
 
-def test_prune_queues(hold: Hold, outsider: KazooClient, zklock: str) -> None:
+def test_prune_queues(hold: Hold, kazoo_client: KazooClient, zklock: str) -> None:
     """Empty queues are removed, and others stay."""
     hold("held")
     for key in ("idle", "old"):
-        outsider.create(f"{zklock}/{key}")
+        kazoo_client.create(f"{zklock}/{key}")
     assert [*operations.prune_queues(dry_run=True)] == ["idle", "old"]
     assert [*operations.prune_queues()] == ["idle", "old"]
-    assert outsider.get_children(zklock) == ["held"]
+    assert kazoo_client.get_children(zklock) == ["held"]
 
 
 def test_unreachable(settings: Settings) -> None:

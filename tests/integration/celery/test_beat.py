@@ -216,7 +216,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
 
 
 @contextmanager
-def outsider(server: ZooKeeperServer) -> Iterator[KazooClient]:
+def kazoo_client(server: ZooKeeperServer) -> Iterator[KazooClient]:
     """Return a client with a connection of its own."""
     client = KazooClient(hosts=server.hosts)
     client.start(timeout=scaled(20))
@@ -235,7 +235,7 @@ def events(caplog: pytest.LogCaptureFixture, *levels: str) -> list[str]:
 
 def write_sent(server: ZooKeeperServer, path: str, data: bytes) -> None:
     """Write a last run by hand."""
-    with outsider(server) as client:
+    with kazoo_client(server) as client:
         client.create(path, data, makepath=True)
 
 
@@ -548,7 +548,7 @@ def test_claim__session_ended_meanwhile(server: ZooKeeperServer, lock: Lock, sen
 def test_claim__deleted_by_hand(server: ZooKeeperServer, lock: Lock, sends: Sends) -> None:
     """A leader whose node was deleted by hand writes again what it knows, and claims, unless another one leads."""
     sends.claim("e")
-    with outsider(server) as client:
+    with kazoo_client(server) as client:
         client.delete(sends._path)
     sends.claim("f")
     sends.claim("g")
@@ -556,7 +556,7 @@ def test_claim__deleted_by_hand(server: ZooKeeperServer, lock: Lock, sends: Send
     again.take_over()
     assert again.sent == sends.sent
     assert again.sent.keys() == {*"efg"}
-    with outsider(server) as client:
+    with kazoo_client(server) as client:
         client.delete(sends._path)
     again.claim("h")
     with pytest.raises(TakenOver):
@@ -649,7 +649,7 @@ def test_take_over__refused(server: ZooKeeperServer, lock: Lock) -> None:
     """What this client may not read is an error, and not missing."""
     sends = sends_of(lock, 1)
     write_sent(server, sends._path, b"")
-    with outsider(server) as client:
+    with kazoo_client(server) as client:
         client.set_acls(sends._path, [make_digest_acl("somebody", "else", all=True)])
     with pytest.raises(ZkLockError, match="NoAuth"):
         sends.take_over()
@@ -1064,7 +1064,7 @@ def test_send__lead_lost_after_the_claim(
     def claim_and_lose(name: str) -> None:
         monkeypatch.undo()
         claim(name)
-        with outsider(server) as client:
+        with kazoo_client(server) as client:
             client.delete(led.held.node)
         wait_until(lambda: led.held.lost, 10.0, "the loss")
 

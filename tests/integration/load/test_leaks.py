@@ -204,11 +204,11 @@ def wait_in_vain(server: ZooKeeper, pools: list[Pool], count: int) -> None:
 
 
 @pytest.mark.timeout(LIMIT)
-def test_leaks(server: ZooKeeper, make_pool: MakePool, root: str, outsider: KazooClient) -> None:
+def test_leaks(server: ZooKeeper, make_pool: MakePool, root: str, kazoo_client: KazooClient) -> None:
     """Locks of every kind, had or not, leave no node, watch, connection, thread, descriptor, object or memory."""
     # These lines stay, and with them what is left there; the others are to be removed.
     for key in ("shared-0", "shared-1", "shared-2", "x", "y"):
-        outsider.create(f"{root}/{key}", makepath=True)
+        kazoo_client.create(f"{root}/{key}", makepath=True)
     nodes = counters(server)["zk_znode_count"]
     # The last one is for who is in the way of the others.
     pools = [make_pool(server.hosts, session_timeout=20.0) for _ in range(3)]

@@ -71,10 +71,10 @@ def send(client: Client, key: str, action: str, form: dict[str, str]) -> HttpRes
     return response
 
 
-def test_break(boss: Client, hold: Hold, outsider: KazooClient) -> None:
+def test_break(boss: Client, hold: Hold, kazoo_client: KazooClient) -> None:
     """The holder loses its lock and gets user and reason; the log and the lock's page show them too."""
     held = hold("account:17", Work(kind="task", name="billing.settle", id="5b7e"))
-    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     form = ask(boss, held, "break")
     text = text_of(send(boss, "account:17", "break", form | {"reason": "the bank is away"}))
     assert re.search(
@@ -187,10 +187,10 @@ def test_break__of_one_holder_or_several(boss: Client, hold: Hold, limit: int, *
 
 
 @both
-def test_action__names_the_holder(boss: Client, hold: Hold, outsider: KazooClient, action: str) -> None:
+def test_action__names_the_holder(boss: Client, hold: Hold, kazoo_client: KazooClient, action: str) -> None:
     """The confirmation page names the holder and says what the action means."""
     held = hold("account:17", Work(kind="task", name="billing.settle", id="5b7e"))
-    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     text = text_of(boss.get(url_of("account:17", action), {"node": name_of(held)}))
     assert "task billing.settle [ 5b7e ] pid " in text
     assert f", token {held.token} " in text
@@ -268,13 +268,13 @@ def test_action__forged_form(boss: Client, hold: Hold, action: str, forged: dict
 
 
 @both
-def test_action__waiter(boss: Client, hold: Hold, outsider: KazooClient, action: str) -> None:
+def test_action__waiter(boss: Client, hold: Hold, kazoo_client: KazooClient, action: str) -> None:
     """A waiter can be neither broken nor revoked."""
     held = hold("account:17")
-    waiter = outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    waiter = kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     response = boss.get(url_of("account:17", action), {"node": waiter.rpartition("/")[2]}, follow=True)
     assert "Nothing was done" in text_of(response)
-    assert outsider.exists(waiter)
+    assert kazoo_client.exists(waiter)
 
 
 def call_before(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:

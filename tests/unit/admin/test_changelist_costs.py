@@ -63,10 +63,10 @@ def test_costs(viewer: Client, crowd: ZooKeeper) -> None:
     assert cost(o="-3") <= 2 + SYNCS + 2 * reads + PINGS
 
 
-def test_costs__of_urgency(viewer: Client, crowd: ZooKeeper, zklock: str, outsider: KazooClient) -> None:
+def test_costs__of_urgency(viewer: Client, crowd: ZooKeeper, zklock: str, kazoo_client: KazooClient) -> None:
     """If a page is full of locks with waiters, the holders of the others are not read."""
     for number in range(100):
-        outsider.create(f"{zklock}/invoice:{number * 97:05}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+        kazoo_client.create(f"{zklock}/invoice:{number * 97:05}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     viewer.get(LIST)
     before = packets_received(crowd)
     text = text_of(viewer.get(LIST))

@@ -33,16 +33,16 @@ pytest_plugins = ["tests.support.command_fixtures"]
 pytestmark = [pytest.mark.django_db, pytest.mark.oldest]
 
 
-def test_lock__queue(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
+def test_lock__queue(viewer: Client, hold: Hold, kazoo_client: KazooClient) -> None:
     """The page shows each contender with work, time, blockers, kind, token, session and node."""
     held = hold("account:17", Work(kind="task", name="billing.settle", id="5b7e"))
     for _ in range(2):
-        outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+        kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     response = viewer.get(url_of("account:17"))
     assert response.status_code == 200
     text = text_of(response)
     assert f"Held by task billing.settle [ 5b7e ] pid {os.getpid()} on {os.uname().nodename} Held for" in text
-    session, _password = outsider.client_id
+    session, _password = kazoo_client.client_id
     node = held.node.rpartition("/")[2]
     assert re.search(rf" 0 held task .* \d s exclusive {held.token} 0x\w+ {node} 1 waiting unknown client", text)
     assert re.search(rf" 1 waiting unknown .* \d s 1 before it \(0\) exclusive \d+ 0x{session:x} ", text)
@@ -51,10 +51,10 @@ def test_lock__queue(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
     assert f"Znode {held.lock.paths[0]} " in text
 
 
-def test_lock__bars(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
+def test_lock__bars(viewer: Client, hold: Hold, kazoo_client: KazooClient) -> None:
     """Each contender has a bar with a text; the bars of holders and waiters differ by more than colour."""
     held = hold("account:17")
-    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     bars = re.findall(r"<svg class=\"zklock-bar\".*?</svg>", body_of(viewer.get(url_of("account:17"))), flags=re.DOTALL)
     assert len(bars) == 2
     assert re.search(r'role="img" aria-label="held, \d s"', bars[0])
@@ -63,13 +63,13 @@ def test_lock__bars(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
     assert ["url(#zklock-hatching)" in bar for bar in bars] == [False, True]
 
 
-def test_lock__times_of_the_holder(viewer: Client, hold: Hold, outsider: KazooClient, zklock: str) -> None:
+def test_lock__times_of_the_holder(viewer: Client, hold: Hold, kazoo_client: KazooClient, zklock: str) -> None:
     """The page shows since when the holder is in the queue, and how long it has held the lock: at most, if unknown."""
     hold("account:17")
     pattern = r"Held for \d s , in the queue since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, token \d+"
     assert re.search(pattern, text_of(viewer.get(url_of("account:17"))))
-    outsider.delete(
-        outsider.create(f"{zklock}/account:18/_c_{GUID}-lock-", ephemeral=True, sequence=True, makepath=True)
+    kazoo_client.delete(
+        kazoo_client.create(f"{zklock}/account:18/_c_{GUID}-lock-", ephemeral=True, sequence=True, makepath=True)
     )
     hold("account:18")
     assert re.search(r"Held for at most \d s , in the queue since", text_of(viewer.get(url_of("account:18"))))
@@ -126,12 +126,12 @@ def test_bars(name: str) -> None:
     assert [(bar.name, bar.start, bar.length) for bar in detail._bars(entry, 0.0, 100.0)] == expected
 
 
-def test_lock__contenders_that_look_alike(viewer: Client, outsider: KazooClient, zklock: str) -> None:
+def test_lock__contenders_that_look_alike(viewer: Client, kazoo_client: KazooClient, zklock: str) -> None:
     """The thread stands beside contenders of one process that look alike, and beside no others."""
     for thread, name in (("MainThread", "pay"), ("Thread-7", "pay"), ("Thread-8", "refund")):
         identity = Identity(host="web1", pid=17, thread=thread, work=Work(kind="function", name=name))
         path = f"{zklock}/account:17/_c_{GUID}-lock-"
-        outsider.create(path, identity.encode(), ephemeral=True, sequence=True, makepath=True)
+        kazoo_client.create(path, identity.encode(), ephemeral=True, sequence=True, makepath=True)
     text = text_of(viewer.get(url_of("account:17")))
     assert re.findall(r"function (\w+) pid 17 on web1( , thread [\w-]+)?", text) == [
         ("pay", " , thread MainThread"),
@@ -191,10 +191,10 @@ def test_lock__long_key(viewer: Client, hold: Hold) -> None:
     assert "long-long-" in text_of(viewer.get(url_of(key)))
 
 
-def test_lock__foreign_nodes(viewer: Client, zklock: str, outsider: KazooClient) -> None:
+def test_lock__foreign_nodes(viewer: Client, zklock: str, kazoo_client: KazooClient) -> None:
     """The first hundred nodes of unknown recipes are listed."""
     for number in range(103):
-        outsider.create(f"{zklock}/strange/<b>{number:03}", b"\xff\x00", ephemeral=True, makepath=True)
+        kazoo_client.create(f"{zklock}/strange/<b>{number:03}", b"\xff\x00", ephemeral=True, makepath=True)
     response = viewer.get(url_of("strange"))
     assert "<b>000" not in body_of(response)
     text = text_of(response)
@@ -202,10 +202,10 @@ def test_lock__foreign_nodes(viewer: Client, zklock: str, outsider: KazooClient)
     assert "<b>099 And 3 more." in text
 
 
-def test_lock__hostile_texts(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
+def test_lock__hostile_texts(viewer: Client, hold: Hold, kazoo_client: KazooClient) -> None:
     """No text from a znode becomes markup or reverses the direction of writing."""
     held = hold(NASTY, Work(kind="<b>", name=NASTY, id='"><img src=x onerror=alert(1)>'))
-    outsider.create(f"{held.lock.paths[0]}/<i>{NASTY[8:15]}", b"\xff" * 100_000, ephemeral=True)
+    kazoo_client.create(f"{held.lock.paths[0]}/<i>{NASTY[8:15]}", b"\xff" * 100_000, ephemeral=True)
     actions.revoke(connections["default"], held.node, NASTY, timeout=60)
     body = body_of(viewer.get(url_of(NASTY)))
     for wrong in ("<script>alert", "<img src=x", "<i>", "\u202e", "\x1b"):
@@ -215,11 +215,11 @@ def test_lock__hostile_texts(viewer: Client, hold: Hold, outsider: KazooClient) 
 
 # Its log tells reads from pings, of which a busy machine has any number.
 @pytest.mark.parametrize("kind_of_server", ["testserver"])
-def test_lock__long_queue(viewer: Client, zklock: str, outsider: KazooClient, server: ZooKeeperServer) -> None:
+def test_lock__long_queue(viewer: Client, zklock: str, kazoo_client: KazooClient, server: ZooKeeperServer) -> None:
     """Of a long queue the first hundred entries are read and shown, and the others counted."""
-    outsider.ensure_path(f"{zklock}/long")
+    kazoo_client.ensure_path(f"{zklock}/long")
     creations = [
-        outsider.create_async(f"{zklock}/long/_c_{GUID}-lock-", ephemeral=True, sequence=True) for _ in range(1000)
+        kazoo_client.create_async(f"{zklock}/long/_c_{GUID}-lock-", ephemeral=True, sequence=True) for _ in range(1000)
     ]
     for creation in creations:
         creation.get(timeout=20)
@@ -261,12 +261,12 @@ def test_lock__post_changes_nothing(admin_client: Client, hold: Hold) -> None:
     held.check()
 
 
-def test_lock__waits_for_a_slot(viewer: Client, outsider: KazooClient, zklock: str) -> None:
+def test_lock__waits_for_a_slot(viewer: Client, kazoo_client: KazooClient, zklock: str) -> None:
     """A task that holds its lock and waits for a slot is marked so in the list and on the page of its lock."""
     work = Work(kind="task", name="billing.settle", id="5b7e", worker="celery@web1", child=0)
     identity = Identity(host="web1", pid=71, work=work).encode()
     data = node_data.add_run(identity, child=0, granted=time.time(), forgotten=False)
-    outsider.create(f"{zklock}/account:17/_c_{GUID}-lock-", data, ephemeral=True, sequence=True, makepath=True)
+    kazoo_client.create(f"{zklock}/account:17/_c_{GUID}-lock-", data, ephemeral=True, sequence=True, makepath=True)
     assert " waits for a slot " in text_of(viewer.get(LIST))
     text = text_of(viewer.get(url_of("account:17")))
     assert " 0 granted, waits for a slot task billing.settle" in text

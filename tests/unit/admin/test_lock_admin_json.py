@@ -38,10 +38,10 @@ def without_variable(lock: dict[str, Any]) -> dict[str, Any]:
     return lock | {"places": places}
 
 
-def test_json__is_what_the_command_writes(viewer: Client, hold: Hold, outsider: KazooClient) -> None:
+def test_json__is_what_the_command_writes(viewer: Client, hold: Hold, kazoo_client: KazooClient) -> None:
     """One lock, and each lock in the list, has the names and values of `zklock show --format json`."""
     held = hold("account:17", Work(kind="task", name="billing.settle", id="5b7e"))
-    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     response = viewer.get(url_of("account:17"))
     assert response["Content-Type"] == "application/json"
     assert response["Cache-Control"] == "no-store"
@@ -52,10 +52,10 @@ def test_json__is_what_the_command_writes(viewer: Client, hold: Hold, outsider: 
     assert listed == {"page": 1, "pages": 1, "count": 1, "exact": True, "notices": [], "problems": []}
 
 
-def test_json__moment_of_the_grant(viewer: Client, hold: Hold, outsider: KazooClient, zklock: str) -> None:
+def test_json__moment_of_the_grant(viewer: Client, hold: Hold, kazoo_client: KazooClient, zklock: str) -> None:
     """It is known for the first contender that was ever in the queue."""
     held = hold("account:17")
-    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     first, second = viewer.get(url_of("account:17")).json()["places"]
     assert first["granted"] == first["since"]
     assert second["granted"] is None
@@ -92,10 +92,10 @@ def test_json__no_such_lock(viewer: Client, zklock: str) -> None:
     assert (response.status_code, response.json()) == (404, {"error": "no such lock"})
 
 
-def test_json__hostile_texts(viewer: Client, zklock: str, outsider: KazooClient) -> None:
+def test_json__hostile_texts(viewer: Client, zklock: str, kazoo_client: KazooClient) -> None:
     """The answer is valid JSON whatever data the nodes have."""
     for name, data in (("lock-", b"\xff\xfe"), ("lock-", b'{"v":1,"host":1e999,"pid":1e999}'), ("<b>", b"")):
-        outsider.create(f"{zklock}/odd/{name}", data, sequence=name == "lock-", ephemeral=True, makepath=True)
+        kazoo_client.create(f"{zklock}/odd/{name}", data, sequence=name == "lock-", ephemeral=True, makepath=True)
     lock = viewer.get(url_of("odd")).json()
     assert [place["identity"] for place in lock["places"]] == [None, None]
     assert lock["foreign"] == ["<b>"]

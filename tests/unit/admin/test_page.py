@@ -32,14 +32,14 @@ LOCKS = 8
 
 
 @pytest.fixture
-def locks(hold: Hold, outsider: KazooClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def locks(hold: Hold, kazoo_client: KazooClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold eight locks, of which the last has a waiter; a page has two, and a batch too."""
     monkeypatch.setattr(LockAdmin, "list_per_page", 2)
     monkeypatch.setattr(search, "BATCH_SIZE", 2)
     monkeypatch.setattr(page, "BATCH_SIZE", 2)
     for number in range(LOCKS):
         held = hold(f"key-{number}")
-    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
 
 
 def keys(text: str) -> list[int]:

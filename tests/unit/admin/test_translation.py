@@ -35,10 +35,10 @@ def entries() -> dict[str, str]:
 
 
 @pytest.mark.django_db
-def test_pages__german(viewer: Client, hold: Hold, outsider: KazooClient, settings: Settings) -> None:
+def test_pages__german(viewer: Client, hold: Hold, kazoo_client: KazooClient, settings: Settings) -> None:
     """With German as the project's language the pages are in German."""
     held = hold("account:17")
-    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     settings.LANGUAGE_CODE = "de"
     text = text_of(viewer.get(LIST))
     for words in ("Benutzte Locks", " gehalten ", " exklusiv ", "Nach Zustand", " 1 Lock "):

@@ -96,7 +96,7 @@ def test_kazoo(monkeypatch: pytest.MonkeyPatch, version: str, is_named: bool) ->
 
 
 @pytest.mark.django_db
-def test_alone__all_is_well(zklock: str, outsider: KazooClient) -> None:
+def test_alone__all_is_well(zklock: str, kazoo_client: KazooClient) -> None:
     """A single server on this host has no bad finding, and the doctor leaves no nodes."""
     findings = examine()
     levels = {name: {finding.level for finding in several} for name, several in findings.items()}
@@ -109,7 +109,7 @@ def test_alone__all_is_well(zklock: str, outsider: KazooClient) -> None:
         "pool.connect-timeout", "session.timeout", "session.ticks", "security.tls", "security.credentials",
     }  # fmt: skip
     assert all(found == {"ok"} for found in levels.values()), findings
-    assert outsider.get_children(zklock) == []
+    assert kazoo_client.get_children(zklock) == []
 
 
 @pytest.mark.zookeeper
@@ -328,9 +328,9 @@ def test_trial__black_hole(settings: Settings) -> None:
         connections.close_all(0.1)
 
 
-def test_trial__refused(configure: Callable[..., None], outsider: KazooClient, root: str) -> None:
+def test_trial__refused(configure: Callable[..., None], kazoo_client: KazooClient, root: str) -> None:
     """Below a ROOT of other credentials no lock can be acquired, and its ACL cannot be read."""
-    outsider.create(root, acl=parse_acl(["digest:other:hash:cdrwa"]))
+    kazoo_client.create(root, acl=parse_acl(["digest:other:hash:cdrwa"]))
     configure()
     findings = examine()
     assert findings["lock.trial"][0].level == "error"
@@ -503,9 +503,9 @@ def test_acl__readable(configure: Callable[..., None]) -> None:
     assert "every client can read" in finding.found
 
 
-def test_acl__set_too_late(configure: Callable[..., None], outsider: KazooClient, root: str) -> None:
+def test_acl__set_too_late(configure: Callable[..., None], kazoo_client: KazooClient, root: str) -> None:
     """A ROOT that was created before ACL was set stays open, and the advice says what to do."""
-    outsider.create(root)
+    kazoo_client.create(root)
     configure(AUTH=SECRET, ACL="creator")
     finding = examine_one("security.acl")
     assert finding.level == "info"

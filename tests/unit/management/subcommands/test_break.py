@@ -62,11 +62,11 @@ def test_break__one_of_several_keys(hold: Hold, wait_for: Wait) -> None:
     assert "\nPosition 0: takes 2 keys at once, and may still wait for another one\nBreaking does not stop" in out
 
 
-def test_break__asks_and_shows_the_holder(hold: Hold, operator: Type, outsider: KazooClient) -> None:
+def test_break__asks_and_shows_the_holder(hold: Hold, operator: Type, kazoo_client: KazooClient) -> None:
     """On a terminal it shows the holder, warns, asks for a reason and a confirmation, and breaks the lock."""
     held = hold("invoice:42", BILL)
     # With a waiter: this server soon deletes an empty queue, and the reason with it.
-    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     operator("the host is on fire", "yes")
     out = run("break", "invoice:42", out=Screen())
     who = f"task billing.bill [77] (pid {os.getpid()} on {socket.gethostname()})"
@@ -113,10 +113,10 @@ def test_break__yes(hold: Hold, caplog: pytest.LogCaptureFixture) -> None:
         assert fact in record.getMessage()
 
 
-def test_break__next_waiter(hold: Hold, outsider: KazooClient) -> None:
+def test_break__next_waiter(hold: Hold, kazoo_client: KazooClient) -> None:
     """The next waiter becomes the holder."""
     held = hold("k")
-    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     run("break", "k", "--yes", "--reason", "why")
     facts = json.loads(run("show", "k", "--format", "json"))
     assert (facts["holders"], facts["waiters"]) == (1, 0)
@@ -153,10 +153,10 @@ def test_break__free(zklock: str) -> None:
     assert run("revoke", "k\u202e", status=1) == answer
 
 
-def test_break__several_holders(hold: Hold, outsider: KazooClient) -> None:
+def test_break__several_holders(hold: Hold, kazoo_client: KazooClient) -> None:
     """Of several holders one must be chosen; they are listed with their nodes."""
     first = hold("gpu", limit=2)
-    path = outsider.create(f"{first.lock.paths[0]}/_c_{GUID}-lease-", ephemeral=True, sequence=True)
+    path = kazoo_client.create(f"{first.lock.paths[0]}/_c_{GUID}-lease-", ephemeral=True, sequence=True)
     second = path.rpartition("/")[2]
     out = Screen()
     error = failure("break", "gpu", "--yes", "--reason", "why", out=out)
@@ -169,23 +169,23 @@ def test_break__several_holders(hold: Hold, outsider: KazooClient) -> None:
     assert place["node"] == node_of(first)
 
 
-def test_break__not_a_holder(hold: Hold, outsider: KazooClient) -> None:
+def test_break__not_a_holder(hold: Hold, kazoo_client: KazooClient) -> None:
     """A waiter cannot be broken; the holder is shown."""
     held = hold("k", BILL)
-    path = outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    path = kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     node = path.rpartition("/")[2]
     out = run("break", "k", "--node", node, "--yes", "--reason", "why", status=1)
     assert out.startswith(f"Lock k has no holder with node {node}.\nIt is held by:\n")
     assert "task billing.bill [77]" in out
-    assert outsider.exists(path)
+    assert kazoo_client.exists(path)
 
 
 def test_break__holder_changed_meanwhile(
-    hold: Hold, operator: Type, outsider: KazooClient, monkeypatch: pytest.MonkeyPatch
+    hold: Hold, operator: Type, kazoo_client: KazooClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the holder changes before the answer, nothing is broken, and the new holder is shown."""
     held = hold("k", BILL)
-    path = outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    path = kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     operator("yes")
     remove = actions.break_lock
 
@@ -197,16 +197,16 @@ def test_break__holder_changed_meanwhile(
     out = run("break", "k", "--reason", "why", status=1, out=Screen())
     assert "Nothing was broken: " in out
     assert "is gone" in out
-    session, _password = outsider.client_id
+    session, _password = kazoo_client.client_id
     assert f"unknown client, session 0x{session:x}" in out.partition("It is held by:\n")[2]
-    assert outsider.exists(path)
+    assert kazoo_client.exists(path)
 
 
-def test_break__hostile(hold: Hold, outsider: KazooClient, operator: Type) -> None:
+def test_break__hostile(hold: Hold, kazoo_client: KazooClient, operator: Type) -> None:
     """Control characters in data of other clients reach neither the terminal nor the question."""
     held = hold(NASTY, Work(kind=NASTY, name=NASTY, id=NASTY))
-    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
-    outsider.set(held.node, outsider.get(held.node)[0].replace(b'"v":1', b'"v":1,"revoke":"\\u001b[2J"'))
+    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    kazoo_client.set(held.node, kazoo_client.get(held.node)[0].replace(b'"v":1', b'"v":1,"revoke":"\\u001b[2J"'))
     operator("no")
     out = run("break", NASTY, "--reason", "why", status=1, out=Screen())
     assert out.replace("\n", "").isprintable()

@@ -58,11 +58,11 @@ def test_history__json(hold: Hold) -> None:
     assert (action["why"], action["outcome"]) == ("deploy", "still held")
 
 
-def test_history__is_no_lock(hold: Hold, outsider: KazooClient, zklock: str) -> None:
+def test_history__is_no_lock(hold: Hold, kazoo_client: KazooClient, zklock: str) -> None:
     """What ZooKeeper keeps beside the locks is not listed as a lock, and not pruned."""
     hold("invoice:42")
     run("revoke", "invoice:42", "--reason", "deploy")
     assert [lock["key"] for lock in json.loads(run("list", "--format", "json"))["locks"]] == ["invoice:42"]
     run("prune")
     assert "deploy" in run("history")
-    assert paths.TRAIL in outsider.get_children(zklock)
+    assert paths.TRAIL in kazoo_client.get_children(zklock)

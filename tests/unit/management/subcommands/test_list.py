@@ -41,12 +41,12 @@ NASTY = "\x1b[2J\u202egpj.exe\r\nfake row"
 pytest_plugins = ["tests.support.command_fixtures"]
 
 
-def test_list__table(hold: Hold, outsider: KazooClient) -> None:
+def test_list__table(hold: Hold, kazoo_client: KazooClient) -> None:
     """One row for each lock, sorted by key."""
     bill = Work(kind="task", name="billing.bill", id="77")
     held = hold("invoice:42", bill)
     hold("account:17")
-    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     header, account, invoice = run("list").splitlines()
     assert re.split("  +", header) == ["KEY", "STATE", "KIND", "HELD", "IN QUEUE", "WAITERS", "TOKEN", "HOLDER"]
     assert account.split()[:3] == ["account:17", "held", "exclusive"]
@@ -63,10 +63,10 @@ def test_list__empty(zklock: str) -> None:
     assert json.loads(run("list", "--format", "json")) == {"locks": [], "problems": []}
 
 
-def test_list__json(hold: Hold, outsider: KazooClient, zklock: str) -> None:
+def test_list__json(hold: Hold, kazoo_client: KazooClient, zklock: str) -> None:
     """JSON has every lock with its queue, under the documented names."""
     held = hold("invoice:42", Work(kind="task", name="billing.bill", id="77"))
-    path = outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", b"junk", ephemeral=True, sequence=True)
+    path = kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", b"junk", ephemeral=True, sequence=True)
     (lock,) = json.loads(run("list", "--format", "json"))["locks"]
     first, second = lock.pop("places")
     assert lock == {
@@ -92,11 +92,11 @@ def test_list__json(hold: Hold, outsider: KazooClient, zklock: str) -> None:
     assert path.endswith("/" + second["node"])
 
 
-def test_show__table(hold: Hold, outsider: KazooClient) -> None:
+def test_show__table(hold: Hold, kazoo_client: KazooClient) -> None:
     """The queue in its order, with the contender at each position."""
     held = hold("invoice:42", Work(kind="command", name="nightly"))
     for _number in range(2):
-        outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+        kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     header, *places = run("show", "invoice:42").splitlines()
     names = ["POSITION", "STATE", "KIND", "HELD", "IN QUEUE", "WAITS FOR", "HOLDER", "SINCE (UTC)", "TOKEN", "NODE"]
     assert re.split("  +", header) == names
@@ -108,7 +108,7 @@ def test_show__table(hold: Hold, outsider: KazooClient) -> None:
     assert f"command nightly (pid {os.getpid()} on " in places[0]
     assert f" {held.token} " in places[0]
     assert places[0].endswith(held.node.rpartition("/")[2])
-    session, _password = outsider.client_id
+    session, _password = kazoo_client.client_id
     assert f"unknown client, session 0x{session:x}" in places[1]
 
 
@@ -126,12 +126,12 @@ def test_show__task_of_a_worker(hold: Hold) -> None:
     assert place["kill_command"] == kill.strip() == "kill -9 93"
 
 
-def test_show__contenders_that_look_alike(outsider: KazooClient, zklock: str) -> None:
+def test_show__contenders_that_look_alike(kazoo_client: KazooClient, zklock: str) -> None:
     """Contenders of one process that look alike are told apart by their threads; others have no thread in their row."""
     for thread, name in (("MainThread", "pay"), ("Thread-7", "pay"), ("Thread-8", "refund")):
         identity = Identity(host="web1", pid=71, thread=thread, work=Work(kind="function", name=name))
         path = f"{zklock}/invoice:42/_c_{GUID}-lock-"
-        outsider.create(path, identity.encode(), ephemeral=True, sequence=True, makepath=True)
+        kazoo_client.create(path, identity.encode(), ephemeral=True, sequence=True, makepath=True)
     holders = [re.split("  +", place)[6] for place in run("show", "invoice:42").splitlines()[1:]]
     assert holders == [
         "function pay (pid 71 on web1), thread MainThread",
@@ -140,12 +140,12 @@ def test_show__contenders_that_look_alike(outsider: KazooClient, zklock: str) ->
     ]
 
 
-def test_show__arguments(hold: Hold, outsider: KazooClient) -> None:
+def test_show__arguments(hold: Hold, kazoo_client: KazooClient) -> None:
     """Below the queue are the arguments of the task that holds the lock, as far as they are in the key."""
     bill = Work(kind="task", name="billing.bill", id="77", arguments="invoice_id=42, shop=\x1bmain")
     held = hold("invoice:42:main", bill)
     waiter = Identity(host="web1", pid=71, work=bill).encode()
-    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", waiter, ephemeral=True, sequence=True)
+    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", waiter, ephemeral=True, sequence=True)
     *_rows, last = run("show", "invoice:42:main").splitlines()
     assert last == "Position 0: called with invoice_id=42, shop=\ufffdmain"
     assert last not in run("list")
@@ -164,15 +164,15 @@ def test_show__worker_cannot_end_the_task(hold: Hold) -> None:
     assert "terminate" not in out
 
 
-def test_show__waits_for_a_slot(outsider: KazooClient, zklock: str) -> None:
+def test_show__waits_for_a_slot(kazoo_client: KazooClient, zklock: str) -> None:
     """A task that was granted its lock and has no slot has a state of its own, in the list too."""
     work = Work(kind="task", name="billing.bill", id="77", worker="celery@web1", child=0)
     identity = Identity(host="web1", pid=71, work=work).encode()
     data = node_data.add_run(identity, child=0, granted=time.time() - 100, forgotten=False)
     path = f"{zklock}/invoice:42/_c_{GUID}-lock-"
-    outsider.delete(outsider.create(path, data, ephemeral=True, sequence=True, makepath=True))
-    outsider.create(path, data, ephemeral=True, sequence=True)
-    outsider.create(path, identity, ephemeral=True, sequence=True)
+    kazoo_client.delete(kazoo_client.create(path, data, ephemeral=True, sequence=True, makepath=True))
+    kazoo_client.create(path, data, ephemeral=True, sequence=True)
+    kazoo_client.create(path, identity, ephemeral=True, sequence=True)
     header, first, second, text, *_end = run("show", "invoice:42").splitlines()
     assert first.split()[:2] == ["0", "granted"]
     assert second.split()[:2] == ["1", "waiting"]
@@ -185,11 +185,11 @@ def test_show__waits_for_a_slot(outsider: KazooClient, zklock: str) -> None:
     assert (lock["state"], [place["state"] for place in lock["places"]]) == ("held", ["granted", "waiting"])
 
 
-def test_show__grant_is_not_known(outsider: KazooClient, zklock: str) -> None:
+def test_show__grant_is_not_known(kazoo_client: KazooClient, zklock: str) -> None:
     """The time of a hold is an upper bound where nobody knows when the lock was granted."""
     path = f"{zklock}/invoice:42/_c_{GUID}-lock-"
-    outsider.delete(outsider.create(path, b"", ephemeral=True, sequence=True, makepath=True))
-    outsider.create(path, b"", ephemeral=True, sequence=True)
+    kazoo_client.delete(kazoo_client.create(path, b"", ephemeral=True, sequence=True, makepath=True))
+    kazoo_client.create(path, b"", ephemeral=True, sequence=True)
     header, first = run("show", "invoice:42").splitlines()
     assert first[header.index("HELD") :].startswith("<= ")
     header, first = run("list").splitlines()
@@ -233,7 +233,7 @@ def test_show__free(zklock: str) -> None:
     assert (facts["state"], facts["places"]) == ("free", [])
 
 
-def test_show__similar_keys(hold: Hold, outsider: KazooClient) -> None:
+def test_show__similar_keys(hold: Hold, kazoo_client: KazooClient) -> None:
     """A key that nobody uses may be a typing error, so similar keys are shown; no others, and not for a key in use."""
     hold("invoice:42")
     hold("invoice:421")
@@ -249,18 +249,18 @@ def test_show__similar_keys(hold: Hold, outsider: KazooClient) -> None:
     assert "Similar keys with a queue: catalogue\n" in run("break", "Catalogue", "--yes", "--reason", "x", status=1)
 
 
-def test_list__record_of_beat(zklock: str, hold: Hold, outsider: KazooClient) -> None:
+def test_list__record_of_beat(zklock: str, hold: Hold, kazoo_client: KazooClient) -> None:
     """What a beat has sent is no contender: its lock is free when no beat runs, and no node is of an unknown recipe."""
-    outsider.create(f"{zklock}/celery-beat:shop/sent", makepath=True)
+    kazoo_client.create(f"{zklock}/celery-beat:shop/sent", makepath=True)
     assert run("list").startswith("No locks are in use ")
     assert run("show", "celery-beat:shop", status=1).startswith("Lock celery-beat:shop is free")
     hold("celery-beat:shop")
     assert "unknown" not in run("show", "celery-beat:shop") + run("list")
 
 
-def test_show__foreign_nodes(zklock: str, outsider: KazooClient) -> None:
+def test_show__foreign_nodes(zklock: str, kazoo_client: KazooClient) -> None:
     """Nodes of unknown recipes are shown, and do not count as holders."""
-    outsider.create(f"{zklock}/strange/who\x9bknows".replace("\x9b", "-"), ephemeral=True, makepath=True)
+    kazoo_client.create(f"{zklock}/strange/who\x9bknows".replace("\x9b", "-"), ephemeral=True, makepath=True)
     assert run("show", "strange", status=1) == "Nodes of unknown recipes: who-knows\n"
     assert "strange  unknown" in run("list")
 
@@ -425,11 +425,11 @@ def test_list__colours(hold: Hold) -> None:
     assert "\x1b[" not in run("list")
 
 
-def test_list__filters(hold: Hold, outsider: KazooClient) -> None:
+def test_list__filters(hold: Hold, kazoo_client: KazooClient) -> None:
     """Each filter works, and the exit code is 1 if no lock is left."""
     hold("invoice:42", Work(kind="task", name="billing.bill", id="77"))
     held = hold("catalogue", mode="read")
-    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-__WRIT__", ephemeral=True, sequence=True)
+    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-__WRIT__", ephemeral=True, sequence=True)
     key = "invoice:" + "é" * 300 + ":end"
     hold(key)
     everything = ["catalogue", "invoice:42", key]
@@ -640,11 +640,11 @@ def test_list__requests(settings: Settings) -> None:
         client.close()
 
 
-def test_show__readers_and_writers(zklock: str, outsider: KazooClient) -> None:
+def test_show__readers_and_writers(zklock: str, kazoo_client: KazooClient) -> None:
     """Of many blockers the first ranges are shown; the list shows one holder and the number of the others."""
     for number in range(14):
         kind = "__READ__" if number < 3 or number % 2 else "__WRIT__"
-        outsider.create(f"{zklock}/catalogue/_c_{GUID}-{kind}", ephemeral=True, sequence=True, makepath=True)
+        kazoo_client.create(f"{zklock}/catalogue/_c_{GUID}-{kind}", ephemeral=True, sequence=True, makepath=True)
     places = [re.split("  +", place) for place in run("show", "catalogue").splitlines()[1:]]
     assert [place[1] for place in places] == ["held"] * 4 + ["waiting"] * 10
     assert [place[5] for place in places[:7]] == ["-", "-", "-", "-", "0-3", "4", "0-5"]
@@ -653,7 +653,7 @@ def test_show__readers_and_writers(zklock: str, outsider: KazooClient) -> None:
     assert " and 3 more\n" in run("list")
 
 
-def test_list__hostile_tree(zklock: str, outsider: KazooClient) -> None:
+def test_list__hostile_tree(zklock: str, kazoo_client: KazooClient) -> None:
     """Megabytes of data, invalid UTF-8, wrong types and unusual names are shown without harm."""
     data = {
         "a%FF": b"\xff\xfe",
@@ -666,8 +666,8 @@ def test_list__hostile_tree(zklock: str, outsider: KazooClient) -> None:
     }
     for name, content in data.items():
         path = f"{zklock}/{name}/_c_{GUID}-lock-"
-        outsider.create(path, content, ephemeral=True, sequence=True, makepath=True)
-    results = [outsider.create_async(f"{zklock}/foreign/\u05d0{number}", makepath=True) for number in range(2000)]
+        kazoo_client.create(path, content, ephemeral=True, sequence=True, makepath=True)
+    results = [kazoo_client.create_async(f"{zklock}/foreign/\u05d0{number}", makepath=True) for number in range(2000)]
     for result in results:
         result.get(timeout=30)
     text = run("list") + run("list", "--state", "revoked") + run("list", "--format", "json")

@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.support.command_fixtures"]
 
 
-def test_prune__removes_empty_queues(hold: Hold, zklock: str, outsider: KazooClient) -> None:
+def test_prune__removes_empty_queues(hold: Hold, zklock: str, kazoo_client: KazooClient) -> None:
     """Empty queues are removed, others stay, and --dry-run only shows them."""
     hold("held")
     for key in ("idle", "\u202eold"):
-        outsider.create(f"{zklock}/{key}")
+        kazoo_client.create(f"{zklock}/{key}")
     shown = f"idle\n\\u202eold\nWould remove 2 empty queues under {zklock}.\n"
     assert run("prune", "--dry-run") == shown
-    assert sorted(outsider.get_children(zklock)) == ["held", "idle", "\u202eold"]
+    assert sorted(kazoo_client.get_children(zklock)) == ["held", "idle", "\u202eold"]
     assert run("prune") == shown.replace("Would remove", "Removed")
-    assert outsider.get_children(zklock) == ["held"]
+    assert kazoo_client.get_children(zklock) == ["held"]
     assert run("prune") == f"Removed 0 empty queues under {zklock}.\n"
 
 
-def test_prune__in_batches(zklock: str, outsider: KazooClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune__in_batches(zklock: str, kazoo_client: KazooClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of empty queues is removed, in several batches."""
     monkeypatch.setattr(actions, "BATCH_SIZE", 2)
     for number in range(5):
-        outsider.create(f"{zklock}/k{number}", makepath=True)
+        kazoo_client.create(f"{zklock}/k{number}", makepath=True)
     assert run("prune").endswith(f"k4\nRemoved 5 empty queues under {zklock}.\n")
-    outsider.create(f"{zklock}/k")
+    kazoo_client.create(f"{zklock}/k")
     assert run("prune").endswith(f"Removed 1 empty queue under {zklock}.\n")
 
 

@@ -65,12 +65,12 @@ def test_revoke__free(zklock: str) -> None:
     assert run("revoke", "k", "--reason", "why", status=1) == "No lock k is in use: it has no holder and no waiter.\n"
 
 
-def test_revoke__several_holders(hold: Hold, outsider: KazooClient) -> None:
+def test_revoke__several_holders(hold: Hold, kazoo_client: KazooClient) -> None:
     """The request goes to all holders, or with --node to one."""
     first = hold("gpu", limit=2)
-    path = outsider.create(f"{first.lock.paths[0]}/_c_{GUID}-lease-", b"{}", ephemeral=True, sequence=True)
+    path = kazoo_client.create(f"{first.lock.paths[0]}/_c_{GUID}-lease-", b"{}", ephemeral=True, sequence=True)
     assert run("revoke", "gpu", "--node", path.rpartition("/")[2], "--reason", "one").count("Release requested") == 1
-    assert str(node_data.decode_revoke(outsider.get(path)[0])).endswith(": one")
+    assert str(node_data.decode_revoke(kazoo_client.get(path)[0])).endswith(": one")
     assert first.revoked is None
     assert run("revoke", "gpu", "--reason", "all").count("Release requested") == 2
     assert str(wait_until(lambda: first.revoked)).endswith(": all")

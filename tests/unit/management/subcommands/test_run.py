@@ -92,12 +92,12 @@ def start(zookeeper: ZooKeeper) -> Iterator[Callable[..., Run]]:
 
 
 @pytest.fixture
-def nodes(outsider: KazooClient) -> Callable[[str], list[str]]:
+def nodes(kazoo_client: KazooClient) -> Callable[[str], list[str]]:
     """Return a function that returns the paths of the nodes in the queue of a key."""
 
     def of(key: str) -> list[str]:
         path = f"{PARENT}/{key}"
-        return [f"{path}/{name}" for name in outsider.get_children(path)] if outsider.exists(path) else []
+        return [f"{path}/{name}" for name in kazoo_client.get_children(path)] if kazoo_client.exists(path) else []
 
     return of
 
@@ -132,7 +132,9 @@ Start = Callable[..., Run]
 RunHere = Callable[..., tuple[object, str]]
 
 
-def test_run__holds_while_the_command_runs(start: Start, nodes: Nodes, outsider: KazooClient, tmp_path: Path) -> None:
+def test_run__holds_while_the_command_runs(
+    start: Start, nodes: Nodes, kazoo_client: KazooClient, tmp_path: Path
+) -> None:
     """The command gets key and token, the lock is held while it runs and free afterwards.
 
     The token is the node's czxid, and the identity is without the arguments, which may be secret.
@@ -143,7 +145,7 @@ def test_run__holds_while_the_command_runs(start: Start, nodes: Nodes, outsider:
     key, token = run.read_line().split()
     assert key == "run-holds"
     (path,) = nodes("run-holds")
-    data, stat = outsider.get(path)
+    data, stat = kazoo_client.get(path)
     assert stat.creation_transaction_id == int(token)
     assert b'"name":"sh"' in data
     assert b"hunter2" not in data
@@ -171,7 +173,7 @@ def test_run__exit_status(run_here: RunHere, command: list[str], status: int) ->
 
 
 def test_run__script_that_cannot_be_started(
-    run_here: RunHere, tmp_path: Path, zklock: str, outsider: KazooClient
+    run_here: RunHere, tmp_path: Path, zklock: str, kazoo_client: KazooClient
 ) -> None:
     """A script with a wrong interpreter fails when it is started, and releases the lock."""
     script = tmp_path / "script"
@@ -181,7 +183,7 @@ def test_run__script_that_cannot_be_started(
     script.write_bytes(b"\x7fELF nonsense")
     status, error = run_here("run-script", "--", str(script))
     assert (status, "Exec format error" in error) == (126, True)
-    assert outsider.get_children(f"{zklock}/run-script") == []
+    assert kazoo_client.get_children(f"{zklock}/run-script") == []
 
 
 def test_run__arguments_arrive_unchanged(start: Start) -> None:
@@ -322,7 +324,7 @@ def script(tmp_path: Path, go: Path) -> list[str]:
 
 @pytest.mark.parametrize("way", ["signal", "loss"])
 def test_run__waits_for_what_the_command_started(
-    start: Start, nodes: Nodes, outsider: KazooClient, script: list[str], go: Path, way: str
+    start: Start, nodes: Nodes, kazoo_client: KazooClient, script: list[str], go: Path, way: str
 ) -> None:
     """After a signal or a loss a tool of a shell script can clean up, although the shell has ended."""
     key = f"run-group-{way}"
@@ -332,7 +334,7 @@ def test_run__waits_for_what_the_command_started(
     if way == "signal":
         run.process.terminate()
     else:
-        outsider.delete(nodes(key)[0])
+        kazoo_client.delete(nodes(key)[0])
     assert run.read_line() == "cleaning"
     if way == "signal":
         # The lock is held while the tool works.
@@ -372,7 +374,7 @@ def test_run__leaves_a_daemon(run_here: RunHere, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["signal", "loss"])
-def test_run__stopped_command(start: Start, nodes: Nodes, outsider: KazooClient, way: str) -> None:
+def test_run__stopped_command(start: Start, nodes: Nodes, kazoo_client: KazooClient, way: str) -> None:
     """A command that was stopped hears SIGTERM, because it is continued."""
     key = f"run-stopped-{way}"
     run = start(key, "--grace", "60", "--", sys.executable, "-c", CLEANS_UP, session_timeout=6)
@@ -382,7 +384,7 @@ def test_run__stopped_command(start: Start, nodes: Nodes, outsider: KazooClient,
     if way == "signal":
         run.process.terminate()
     else:
-        outsider.delete(nodes(key)[0])
+        kazoo_client.delete(nodes(key)[0])
     status, out, _errors = run.end()
     assert (status, out) == (3 if way == "signal" else 76, "cleaning\n")
 
@@ -398,11 +400,11 @@ def test_run__stop_from_the_terminal(start: Start, tmp_path: Path) -> None:
     assert run.end() == (0, "", "")
 
 
-def test_run__lost_lock_ends_the_command(start: Start, nodes: Nodes, outsider: KazooClient) -> None:
+def test_run__lost_lock_ends_the_command(start: Start, nodes: Nodes, kazoo_client: KazooClient) -> None:
     """When the lock is lost the command gets SIGTERM at once and can clean up; the exit code is 76."""
     run = start("run-lost", "--", sys.executable, "-c", CLEANS_UP, session_timeout=6)
     run.read_line()
-    outsider.delete(nodes("run-lost")[0])
+    kazoo_client.delete(nodes("run-lost")[0])
     began = time.monotonic()
     status, out, errors = run.end()
     assert time.monotonic() - began < GRACE
@@ -411,12 +413,12 @@ def test_run__lost_lock_ends_the_command(start: Start, nodes: Nodes, outsider: K
     assert len(errors.splitlines()) == 1
 
 
-def test_run__lost_lock_kills_after_the_grace_period(start: Start, nodes: Nodes, outsider: KazooClient) -> None:
+def test_run__lost_lock_kills_after_the_grace_period(start: Start, nodes: Nodes, kazoo_client: KazooClient) -> None:
     """A command that ignores SIGTERM is killed with all its child processes."""
     code = "trap '' TERM; (trap '' TERM; sleep 60) & echo $!; echo $$; sleep 60; sleep 60"
     run = start("run-grace", "--grace", "0.5", "--", "sh", "-c", code, session_timeout=6)
     pids = [int(run.read_line()) for _number in range(2)]
-    outsider.delete(nodes("run-grace")[0])
+    kazoo_client.delete(nodes("run-grace")[0])
     began = time.monotonic()
     assert run.status() == 76
     assert 0.5 <= time.monotonic() - began < 0.5 + GRACE
@@ -481,22 +483,22 @@ def test_run__in_process(run_here: RunHere) -> None:
 
 @pytest.mark.parametrize("dashed", ["-5", "--timeout"])
 @pytest.mark.parametrize("command", [["true"], ["env", "--", "true"]])
-def test_run__key_with_a_dash(zklock: str, outsider: KazooClient, dashed: str, command: list[str]) -> None:
+def test_run__key_with_a_dash(zklock: str, kazoo_client: KazooClient, dashed: str, command: list[str]) -> None:
     """A key like an option stands after a "--" of its own; the command keeps its own."""
     # The queue that the command would make is deleted when it is empty.
-    path = outsider.create(f"{zklock}/{dashed}", makepath=True)
+    path = kazoo_client.create(f"{zklock}/{dashed}", makepath=True)
     call_command("zklock", "run", "--timeout", "5", "--", dashed, "--", *command)
     # Somebody was in the queue.
-    assert outsider.exists(path).cversion > 0
+    assert kazoo_client.exists(path).cversion > 0
 
 
-def test_run__lost_in_process(zklock: str, outsider: KazooClient) -> None:
+def test_run__lost_in_process(zklock: str, kazoo_client: KazooClient) -> None:
     """A lost lock is an error with its own exit code."""
 
     def break_it() -> None:
         path = f"{zklock}/key"
-        wait_until(lambda: outsider.exists(path) and outsider.get_children(path))
-        outsider.delete(f"{path}/{outsider.get_children(path)[0]}")
+        wait_until(lambda: kazoo_client.exists(path) and kazoo_client.get_children(path))
+        kazoo_client.delete(f"{path}/{kazoo_client.get_children(path)[0]}")
 
     breaker = threading.Thread(target=break_it)
     breaker.start()

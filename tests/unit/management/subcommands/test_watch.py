@@ -107,19 +107,19 @@ def counted(method: Callable[..., None], calls: list[None]) -> Callable[..., Non
 # As a log.
 
 
-def test_log__each_change(watch: Start, hold: Hold, outsider: KazooClient) -> None:
+def test_log__each_change(watch: Start, hold: Hold, kazoo_client: KazooClient) -> None:
     """Each change is one line with its event, its key and its contender."""
     log = watch()
     held = hold("k", BILL)
     queue = held.lock.paths[0]
     log.next_read()
-    waiting = [outsider.create(f"{queue}/_c_{GUID}-lock-", ephemeral=True, sequence=True) for _ in range(2)]
+    waiting = [kazoo_client.create(f"{queue}/_c_{GUID}-lock-", ephemeral=True, sequence=True) for _ in range(2)]
     log.next_read()
     run("revoke", "k", "--reason", "deploy")
     log.next_read()
     held.release(wait=True)
     log.next_read()
-    outsider.delete(waiting[1])
+    kazoo_client.delete(waiting[1])
     log.next_read()
     events = log.events()
     assert [event[:2] for event in events] == [
@@ -156,7 +156,7 @@ def test_log__one_lock(watch: Start, hold: Hold) -> None:
     assert {event[1] for event in log.events()} == {"a/b"}
 
 
-def test_log__filters(watch: Start, hold: Hold, outsider: KazooClient) -> None:
+def test_log__filters(watch: Start, hold: Hold, kazoo_client: KazooClient) -> None:
     """It logs locks that match before or after a change; one that stops matching is not logged as released."""
     log = watch("--match", "invoice:*", "--state", "contended")
     hold("other")
@@ -164,18 +164,18 @@ def test_log__filters(watch: Start, hold: Hold, outsider: KazooClient) -> None:
     hold("invoice:2")
     log.next_read()
     assert log.events() == []
-    path = outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    path = kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     log.next_read()
-    outsider.delete(path)
+    kazoo_client.delete(path)
     log.next_read()
     assert [event[:2] for event in log.events()] == [["joined", "invoice:1"], ["left", "invoice:1"]]
 
 
-def test_log__hostile(watch: Start, hold: Hold, outsider: KazooClient) -> None:
+def test_log__hostile(watch: Start, hold: Hold, kazoo_client: KazooClient) -> None:
     """Data of other clients adds no line and no column."""
     log = watch()
     held = hold(NASTY + "\t", Work(kind=NASTY, name=NASTY, id=NASTY))
-    outsider.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", b"\xff" * 900_000, ephemeral=True, sequence=True)
+    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", b"\xff" * 900_000, ephemeral=True, sequence=True)
     log.next_read()
     assert {len(event) for event in log.events()} == {3}
     assert log.out.getvalue().replace("\n", "").replace("\t", "").isprintable()
@@ -301,7 +301,7 @@ def test_screen__list(watch: Start, hold: Hold, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_screen__very_many(
-    watch: Start, hold: Hold, zklock: str, outsider: KazooClient, monkeypatch: pytest.MonkeyPatch
+    watch: Start, hold: Hold, zklock: str, kazoo_client: KazooClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of very many locks those are read that the terminal has room for."""
     monkeypatch.setenv("COLUMNS", str(WIDTH))
@@ -309,10 +309,10 @@ def test_screen__very_many(
     monkeypatch.setattr(subcommand, "MANY", 8)
     for number in range(7):
         hold(f"k{number}")
-    outsider.create(f"{zklock}/k7")
+    kazoo_client.create(f"{zklock}/k7")
     terminal = watch(out=Screen())
     assert frame(terminal.out)[-1] == "… and 6 more"
-    outsider.create(f"{zklock}/k8")
+    kazoo_client.create(f"{zklock}/k8")
     terminal.next_read()
     # One of the six that were read is shown, and three were not read.
     assert [row.split()[0] for row in frame(terminal.out)[2:-1]] == ["KEY", "k0"]
