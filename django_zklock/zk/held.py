@@ -23,7 +23,7 @@ from django_zklock.zk.waiting import AsyncAutoResetEvent, is_serving
 if TYPE_CHECKING:
     from typing import Self
 
-    from django_zklock.zk.contender import Contender
+    from django_zklock.zk.grant import Grant
     from django_zklock.zk.jobs import Scope
     from django_zklock.zk.listener import LockValue
     from django_zklock.zk.owners import Caller, Owner
@@ -60,7 +60,7 @@ class Possession:
         "contender", "lock", "nodes", "outermost",
     )  # fmt: skip
 
-    def __init__(self, outermost: Held, contender: Contender) -> None:
+    def __init__(self, outermost: Held, contender: Grant) -> None:
         self.contender = contender
         self.lock = outermost.lock
         self.outermost = ref(outermost)
@@ -285,7 +285,7 @@ class Held:
     def __init__(
         self,
         lock: LockValue,
-        contender: Contender,
+        contender: Grant,
         *,
         waited: float,
         caller: Caller | None = None,

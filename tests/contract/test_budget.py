@@ -14,6 +14,7 @@ from kazoo.exceptions import NoNodeError
 
 from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
 from django_zklock.zk import pool as pool_module
+from django_zklock.zk.contender import Contender
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import SESSION_BUDGET, Pool
@@ -377,7 +378,9 @@ def test_ended__replaced(small: Pool, observer: Observer) -> None:
 def room_of(held: Held) -> int:
     """Return what its nodes take of the budget."""
     contender = held._possession.contender
-    return contender._size(contender.places)
+    assert isinstance(contender, Contender)
+    room: int = contender._size(contender.places)
+    return room
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

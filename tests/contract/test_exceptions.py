@@ -205,7 +205,7 @@ def test_every_instant__lost(pool: Pool, make_pool: MakePool) -> None:
 
     def cycle() -> None:
         with lock as held:
-            contender = held._possession.contender
+            contender: Any = held._possession.contender
             with contender.session.monitor:
                 contender.lose("a test")
 
@@ -226,7 +226,7 @@ def test_every_instant__lost_and_forgotten(pool: Pool, make_pool: MakePool) -> N
     def one_is_lost() -> Iterator[None]:
         # Its node is there, as after the end of a lease: without the release of that the next one waits for ever.
         held = lock.acquire(timeout=LONG)
-        contender = held._possession.contender
+        contender: Any = held._possession.contender
         with contender.session.monitor:
             contender.lose("a test")
         yield

@@ -8,6 +8,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -39,7 +40,8 @@ def pool_and_loss(request: pytest.FixtureRequest, make_pool: MakePool, observer:
         elif way == "broken":
             break_here(pool, held)
         else:
-            held._possession.contender.session.wire.drop("a test")
+            session: Any = held._possession.contender.session
+            session.wire.drop("a test")
         wait_until(lambda: held.lost)
 
     return pool, lose

@@ -115,7 +115,7 @@ class Judge:
         self.world.is_judging = True
         self.acquiring.discard(client)
         held = what if isinstance(what, Held) else None
-        contender: Contender = held._possession.contender if held is not None else what.contender  # type: ignore[union-attr]
+        contender: Any = what._possession.contender if isinstance(what, Held) else what.contender
         paths = tuple(contender.node_paths.values())
         claim = Claim(client, turn, contender, held, RULES[turn.rule], contender.token or 0, paths, self.world.now)
         self.granted_count += 1

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,8 @@ class Room:
         """Return the session of a hold that is inside, if there is one."""
         with self._guard:
             alive = self._alive()
-        return alive[0]._possession.contender.session.id if alive else None
+        session: Any = alive[0]._possession.contender.session if alive else None
+        return session.id if session is not None else None
 
     def _alive(self) -> list[Held]:
         nodes: list[str] = []

@@ -139,7 +139,7 @@ def test_finish__waits_in_a_task() -> None:
     """The end of an asynchronous block waits for the reason, and its loop runs meanwhile."""
 
     async def end() -> None:
-        contender = held._possession.contender
+        contender: Any = held._possession.contender
 
         def tell() -> None:
             contender.lost, contender.loss_reason_pending = "its node was deleted: deploy", False

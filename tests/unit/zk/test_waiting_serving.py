@@ -178,7 +178,7 @@ def test_serving__reason_of_a_loss(pool: Pool, is_async: bool, monkeypatch: pyte
     """A check that finds a loss does not wait for its reason, which that very thread reads."""
     monkeypatch.setattr(held_module, "REASON_TIMEOUT", LONG)
     held = Lock("k", pool).acquire(LONG)
-    contender = held._possession.contender
+    contender: Any = held._possession.contender
 
     def check() -> None:
         contender.loss_reason_pending = True
