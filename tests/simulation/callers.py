@@ -8,7 +8,7 @@ from asyncio import base_events
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from django_zklock.contrib.celery.gate.request import GateAcquisition
+from django_zklock.contrib.celery.gate.acquisition import GateAcquisition
 from django_zklock.exceptions import LockLost, ZkLockError
 from django_zklock.zk import owners
 from django_zklock.zk.lock import Lock

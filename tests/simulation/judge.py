@@ -15,7 +15,7 @@ from tests.simulation.callers import RULES
 from tests.simulation.servers import SESSION_TIMEOUT
 
 if TYPE_CHECKING:
-    from django_zklock.contrib.celery.gate.request import GateAcquisition
+    from django_zklock.contrib.celery.gate.acquisition import GateAcquisition
     from django_zklock.zk.queue import Rule
     from django_zklock.zk.session import Session
     from tests.simulation.callers import Client, Turn

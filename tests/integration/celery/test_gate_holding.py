@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from celery.app.base import Celery
 
-from django_zklock.contrib.celery.gate.child import HEADER
+from django_zklock.contrib.celery.gate.ticket import HEADER
 from django_zklock.zk.ops import actions
 from tests.support import broker_audit
 from tests.support.timing import scaled

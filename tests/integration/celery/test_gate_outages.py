@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from django_zklock.contrib.celery.gate import child
+from django_zklock.contrib.celery.gate import child_note
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.ops import snapshots
 from tests.support import broker_audit
@@ -137,7 +137,7 @@ def test_outage__node_names_the_child_later(open_workshop: Any, server: ZooKeepe
         note = workshop.entered(f"{key}:gate")
         begun = time.monotonic()
         with away(server):
-            sleep_until(begun + child.DELAY + 3)
+            sleep_until(begun + child_note.DELAY + 3)
         wait_until(lambda: child_of(workshop, key) == note["pid"], TIMEOUT, "the node names the child")
         workshop.let_go(f"{key}:gate")
         workshop.wait_empty(key)

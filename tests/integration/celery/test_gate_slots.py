@@ -12,8 +12,8 @@ import pytest
 from celery import Celery
 
 from django_zklock import LockTimeout
-from django_zklock.contrib.celery.gate.gate import SHORT
-from django_zklock.contrib.celery.gate.request import MAX_READY
+from django_zklock.contrib.celery.gate.run import MAX_READY
+from django_zklock.contrib.celery.gate.slots import SHORT
 from django_zklock.zk.lock import Lock
 from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT

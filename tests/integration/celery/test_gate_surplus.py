@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_zklock.contrib.celery.gate.request import CHECK_INTERVAL
+from django_zklock.contrib.celery.gate.attempt import CHECK_INTERVAL
 from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT
 from tests.support.tree_reader import wait_until

@@ -2,6 +2,9 @@
 
 A worker has a ``Gate``. Each request of a locked task becomes a ``GateRequest``, which acquires the lock and waits for
 one of the ``Slots``. When the task runs, :mod:`.child` makes its hold from its ``Ticket`` and the ``Scoreboard``.
+
+To read it, begin with the table in :mod:`.states`. :mod:`.request` makes its steps, :mod:`.attempt` is the way to a
+decision about the lock, :mod:`.run` that from there to the end, and :mod:`.gate` carries out what a step leaves to do.
 """
 
 from __future__ import annotations

@@ -6,11 +6,10 @@ node in ZooKeeper's queue, and a callback. A bootstep puts the gate into a worke
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -22,12 +21,15 @@ from celery.worker.request import Request
 from django_zklock import locked_call
 from django_zklock.contrib.celery import headers, internals
 from django_zklock.contrib.celery.gate import child
-from django_zklock.contrib.celery.gate.child import HEADER, ChildWatcher
-from django_zklock.contrib.celery.gate.request import CHECK_INTERVAL, MAX_READY, GateRequest
-from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Scoreboard, finalizer_of
-from django_zklock.contrib.celery.gate.states import BEFORE_DECISION, IN_POOL, Effect, Phase, Verdict
+from django_zklock.contrib.celery.gate.attempt import CHECK_INTERVAL
+from django_zklock.contrib.celery.gate.child_watcher import ChildWatcher
+from django_zklock.contrib.celery.gate.loop import Loop
+from django_zklock.contrib.celery.gate.run import MAX_READY, GateRequest
+from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Scoreboard
+from django_zklock.contrib.celery.gate.slots import Slots
+from django_zklock.contrib.celery.gate.states import ASKING, BEFORE_DECISION, IN_POOL, Effect, Phase, Verdict
+from django_zklock.contrib.celery.gate.ticket import HEADER
 from django_zklock.contrib.celery.tasks import message_key, outermost_lock
-from django_zklock.zk.background import TimerThread
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.waiting import monotonic
 
@@ -41,8 +43,6 @@ MAX_PARKED = 300
 PUBLISH_PAUSE = 30.0
 # Tasks whose timeouts a worker keeps for later deliveries. With more it forgets them.
 MAX_KEPT = 10_000
-# Requests ask ahead of their turn if each slot, on average, got free twice in as many seconds.
-SHORT = 0.2
 
 
 class Gate:
@@ -56,8 +56,7 @@ class Gate:
         self.scoreboard = Scoreboard()
         self.child_watcher = ChildWatcher(self.on_body_ended, self._on_child_exit)
         # Called where the body runs, when it has ended.
-        self.release = self.child_watcher.send_release if self.forks else self.on_body_ended
-        self.slots = Slots(self)
+        self.release: Callable[[int], None] = self.child_watcher.send_release if self.forks else self.on_body_ended
         self.pid = os.getpid()
         # Names this process in tickets, and is known to no other but its children.
         self.origin = secrets.token_hex(8)
@@ -73,6 +72,7 @@ class Gate:
         # Those of them that are DECIDED, in that order; and that wait in addition to Celery's window.
         self.decided: dict[int, GateRequest] = {}
         self.outside_window: set[int] = set()
+        self.slots = Slots(consumer.controller, self.decided, self.start_checks)
         self._checks = False
         # Where messages that go back are published, and from when on (monotonic clock).
         self._confirming: Any = None
@@ -194,8 +194,20 @@ class Gate:
                     self.loop.post(partial(self.give_back, request.request, request.attempt_id, request.rest))
                 case Effect.SEEK:
                     self.slots.seek(request)
+                    if (request.phase is Phase.DECIDED or not self.forks) and self.is_stuck:
+                        request.release_if_followed()
                 case Effect.SUBMIT:
                     request.enter_pool()
+
+    def paths_of_asking(self) -> set[str]:
+        """Return the paths of the nodes of those that ask for one key.
+
+        Behind the node of a request for several keys other contenders may wait for another one of its keys; and one
+        whose session has just ended has no node.
+        """
+        asking = [request for request in list(self.requests.values()) if request.phase in ASKING]
+        paths = [each.attempt.contender.node_paths for each in asking if each.attempt is not None]
+        return {path for nodes in paths if len(nodes) == 1 for path in nodes.values()}
 
     def on_body_ended(self, hold_id: int) -> None:
         if (request := self.requests.get(hold_id)) is not None:
@@ -327,152 +339,6 @@ class Gate:
             "scoreboard": MAX_CELLS - len(self.scoreboard.free),
             **{name: self.counts[name] for name in ("reconciled", "given_back", "failed")},
         }
-
-
-class Slots:
-    """The slots of Celery's pool: which request has its turn to ask for its lock, and which one runs next.
-
-    Each request waits for its turn in the same line as Celery's requests without a lock, so neither overtakes the
-    other. A turn comes with a slot, which is kept while the request asks for its lock, and goes back to Celery when the
-    request has to wait. A request whose lock is decided takes the next slot, before all others.
-
-    A slot that waits for ZooKeeper's answer does nothing, which counts where bodies take no longer. So while slots get
-    free often, the next requests of the line ask for their locks ahead of their turn, as many as the pool has slots.
-
-    Used in the gate's loop. ``in_hand`` slots are the gate's, and no request's. A request may be in the line of the
-    pool when it wants no slot any more.
-    """
-
-    def __init__(self, gate: Gate) -> None:
-        self.in_hand = 0
-        self._gate = gate
-        self.pool = internals.slots_of(gate.consumer.controller, lambda: self.in_hand)
-        # Those that have had their turn, and for which a slot is kept while they are JOINING.
-        self._asking: list[GateRequest] = []
-        # When the last turns came that were of use (monotonic clock).
-        self._recent: deque[float] = deque(maxlen=2 * MAX_CELLS + 1)
-
-    def queue(self, request: GateRequest) -> None:
-        """Let ``request`` have its turn after all that wait for a slot."""
-        self.pool.acquire(partial(self._on_turn, request))
-        self._ask_ahead()
-        self._gate.start_checks()
-
-    def _on_turn(self, request: GateRequest) -> None:
-        self.in_hand += 1
-        if request.phase in {Phase.QUEUED, Phase.JOINING, Phase.DECIDED}:
-            self._recent.append(monotonic())
-        request.is_ahead = False
-        request.guarded(request.ask)
-        self._asking.append(request)
-        self.settle()
-
-    def seek(self, request: GateRequest) -> None:
-        """Let ``request``, which is DECIDED, have the next slot, before all that wait for their turn."""
-        self.settle()
-        # One that was granted at once, ahead of its turn, overtakes no other.
-        if request.hold_id in self._gate.decided and not request.is_ahead:
-            self.pool.acquire_next(self.on_slot)
-
-    def on_slot(self) -> None:
-        """Use a slot that has come, or that the pool did not use after all."""
-        self.in_hand += 1
-        self.settle()
-
-    def settle(self) -> None:
-        """Use the slots that the gate has: first for requests that are decided, and hold their locks without one."""
-        while self.in_hand:
-            self._asking = [request for request in self._asking if request.phase is Phase.JOINING]
-            is_kept = self.in_hand <= len(self._asking)
-            ready = (each for each in self._gate.decided.values() if not is_kept or not each.is_ahead)
-            if (decided := next(ready, None)) is not None:
-                decided.guarded(decided.submit)
-            elif is_kept:
-                break
-            else:
-                self.in_hand -= 1
-                self.pool.release()
-        self._ask_ahead()
-
-    def _ask_ahead(self) -> None:
-        """Let the next requests of the line ask for their locks, if they will have a slot soon."""
-        size, recent = self.pool.size, self._recent
-        if not size or len(recent) <= 2 * size or recent[-2 * size - 1] < monotonic() - SHORT:
-            return
-        for call in self.pool.first(size):
-            # Others are Celery's.
-            request = call.args[0] if isinstance(call, partial) and call.func == self._on_turn else None
-            if request is not None and request.phase is Phase.QUEUED:
-                request.is_ahead = True
-                request.guarded(request.ask)
-
-
-class Loop:
-    """Runs calls one after the other, in order: in the worker's event loop, or in the timer thread if there is none.
-
-    All calls into Celery on behalf of a request are made there. Any thread may post; posting never blocks. kombu's
-    ``call_soon`` does not keep the order, and before kombu 5.6 it does not wake a loop that waits.
-    """
-
-    def __init__(self, *, has_hub: bool) -> None:
-        self.timers = TimerThread()
-        self._calls: deque[Callable[[], object]] = deque()
-        self._is_attached = has_hub
-        self._read_end, self._write_end = os.pipe()
-        for end in (self._read_end, self._write_end):
-            os.set_blocking(end, False)
-        self._close = finalizer_of(self, self._read_end, self._write_end)
-
-    def close(self) -> None:
-        """End the timer thread when it has made the calls that are due; Celery's loop does not run any more."""
-        self.detach()
-        self._close()
-        self.timers.stop()
-
-    def attach(self, hub: Any) -> None:
-        """Listen in ``hub``, which removes its readers when the connection to the broker is lost."""
-        self._is_attached = True
-        hub.add_reader(self._read_end, self._run)
-        self._wake()
-
-    def detach(self) -> None:
-        """Run the calls also when Celery's loop does not run any more."""
-        self._is_attached = False
-        if self._calls:
-            self._wake()
-
-    def post(self, call: Callable[[], object]) -> None:
-        self._calls.append(call)
-        self._wake()
-
-    def call_later(self, delay: float, call: Callable[[], object]) -> None:
-        self.timers.call_later(delay, partial(self.post, call))
-
-    def _wake(self) -> None:
-        if self._is_attached:
-            with contextlib.suppress(BlockingIOError):  # the pipe is full, so the loop wakes up
-                os.write(self._write_end, b".")
-        else:
-            # Not with a read, which waits where eventlet has replaced it.
-            self.timers.call_later(0.0, self._run_all)
-
-    def _run(self) -> None:
-        # Before the calls are run: a call that is posted from here on wakes the loop again.
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._read_end, 4096)
-        self._run_all()
-
-    def _run_all(self) -> None:
-        while True:
-            try:
-                call = self._calls.popleft()
-            except IndexError:
-                # Not asked before: the thread that continues after detach() may have taken the last call.
-                return
-            try:
-                call()
-            except Exception:
-                logger.exception("event=gate_failed call=%r", call)
 
 
 class GateStep(bootsteps.StartStopStep):

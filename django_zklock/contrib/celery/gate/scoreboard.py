@@ -21,29 +21,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from django_zklock.zk.background import TimerHandle, TimerThread
-from django_zklock.zk.contender import Contender, State
-from django_zklock.zk.held import Possession
-from django_zklock.zk.queue import Rule
+from django_zklock.zk.contender import Contender
 from django_zklock.zk.session import SessionListener
 from django_zklock.zk.waiting import boottime
-
-if TYPE_CHECKING:
-    from django_zklock.contrib.celery.gate.child import Ticket
 
 # More than the processes of any pool.
 MAX_CELLS = 4096
 # A longer reason is cut.
 REASON_BYTES = 1024
-# How often in a session timeout a child checks whether its lock is lost; the parent's heartbeat comes seven times.
-CHECKS_PER_SESSION = 12
-# Poll interval in seconds while a caller waits for the deletion of the node.
-GONE_POLL_INTERVAL = 0.005
-# In a child.
-_timers = TimerThread()
 
 
 class HoldState(enum.IntEnum):
@@ -270,85 +257,3 @@ class ParentCell(Cell, SessionListener):
 
     def resumed(self) -> None:
         self._contender.session.catch_up(self.heartbeat)
-
-
-class InheritedContender:
-    """The contender of a hold in a child, and the contender's session: the real ones are in the parent.
-
-    It reads the cell and the clock of this process, and notices a loss even while the parent is stopped.
-    """
-
-    def __init__(self, ticket: Ticket, cell: Cell, rule: Rule, release: Callable[[], None]) -> None:
-        self.rule = rule
-        self.token = ticket.token
-        self.node_paths = ticket.nodes
-        self.session = self
-        self.pid = os.getpid()
-        self.state = State.HELD
-        self._cell = cell
-        self._release = release
-        self._check_interval = ticket.session_timeout / CHECKS_PER_SESSION
-        self._timer: TimerHandle | None = None
-        self._lost: str | None = None
-
-    def report_to(self, possession: Possession) -> None:
-        """Let ``possession`` learn again and again whether it is revoked or lost."""
-        self._timer = _timers.call_later(self._check_interval, partial(self._report, possession))
-
-    def _report(self, possession: Possession) -> None:
-        if self.state is State.HELD:
-            # This finds the end of the lease.
-            possession.loss()
-            possession.on_change()
-            if self.lost is None or self.loss_reason_pending:
-                self.report_to(possession)
-
-    @property
-    def lost(self) -> str | None:
-        if self._lost is None and self.state is State.HELD:
-            state = self._cell.state
-            if state is HoldState.LOSING:
-                # Not kept: there is more to say soon.
-                return "the worker's main process has lost it"
-            if state is HoldState.LOST:
-                self._lost = f"the worker's main process has lost it: {self._cell.reason(state)}"
-            elif state is None:
-                self._lost = "the worker's main process no longer holds it"
-        return self._lost
-
-    @property
-    def loss_reason_pending(self) -> bool:
-        """Whether the parent reads why the lock is lost."""
-        return self._lost is None and self._cell.state is HoldState.LOSING
-
-    @property
-    def revoked(self) -> str | None:
-        return self._cell.reason(HoldState.REVOKED) if self._cell.state is HoldState.REVOKED else None
-
-    def leave(self) -> None:
-        if self.state is State.HELD:
-            # First: the main process may read the pipe late, and lose the lock meanwhile.
-            self._cell.end()
-            self.state = State.LEAVING
-            if self._timer is not None:
-                self._timer.cancel()
-            self._release()
-
-    def lose(self, reason: str) -> None:
-        self._lost = self._lost or reason
-
-    def on_deleted(self, call: Callable[[], None]) -> None:
-        """Call ``call`` when the parent has reported the deletion of the node."""
-        if self._cell.state is None:
-            call()
-        else:
-            _timers.call_later(GONE_POLL_INTERVAL, partial(self.on_deleted, call))
-
-    @property
-    def lease_expired(self) -> bool:
-        """Whether the parent's session may have ended."""
-        return boottime() >= self._cell.lease_end
-
-    def post(self, call: Callable[[], object]) -> None:
-        # There is no connection thread here.
-        call()

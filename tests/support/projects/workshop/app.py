@@ -56,13 +56,13 @@ def switch_threads(**_: Any) -> None:
 @celeryd_init.connect
 def set_limits(**_: Any) -> None:
     """Let the worker wait for answers as long as tests do, and its gate as long as the test wants."""
-    from django_zklock.contrib.celery.gate import gate, request
+    from django_zklock.contrib.celery.gate import attempt, gate, run
 
     scale_limits(LIMITS_OF_WORKERS)
     if "WORKSHOP_MAX_JOINING" in os.environ:
-        request.MAX_JOINING = float(os.environ["WORKSHOP_MAX_JOINING"])
+        attempt.MAX_JOINING = float(os.environ["WORKSHOP_MAX_JOINING"])
     if "WORKSHOP_MAX_READY" in os.environ:
-        for module in (gate, request):
+        for module in (gate, run):
             vars(module)["MAX_READY"] = float(os.environ["WORKSHOP_MAX_READY"])
 
 

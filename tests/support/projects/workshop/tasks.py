@@ -627,6 +627,7 @@ def hold_terminably_late(key: str, gate: str) -> dict[str, Any]:
 @zk_locked("{key}", on_lost="terminate")
 def end_unnoticed(key: str, gate: str) -> dict[str, Any]:
     """Close the pipe in which the main process reads that the body has ended; the task goes on for a while after it."""
+    gate_here: Any
     (gate_here,) = gates.values()
     os.close(gate_here.child_watcher._inherited.fd)
     return facts(gate=gate)

@@ -27,7 +27,7 @@ from kombu.common import QoS
 from kombu.transport import redis
 
 from django_zklock.contrib.celery import internals
-from django_zklock.contrib.celery.gate.request import waiting_behind
+from django_zklock.contrib.celery.gate.run import waiting_behind
 from django_zklock.contrib.celery.internals import (
     MAX_PREFETCH,
     PrefetchWindow,

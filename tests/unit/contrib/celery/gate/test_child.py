@@ -14,8 +14,9 @@ from celery.app.task import Context
 
 from django_zklock import zk_locked
 from django_zklock.contrib.celery.gate import child
-from django_zklock.contrib.celery.gate.child import HEADER, Ticket, TicketOffer, _difference
+from django_zklock.contrib.celery.gate.child import TicketOffer, _difference
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard
+from django_zklock.contrib.celery.gate.ticket import HEADER, Ticket
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.exceptions import LockTimeout
 from django_zklock.zk import owners

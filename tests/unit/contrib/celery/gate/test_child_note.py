@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kazoo.exceptions import OperationTimeoutError
 
-from django_zklock.contrib.celery.gate.child import ChildNote
+from django_zklock.contrib.celery.gate.child_note import ChildNote
 from django_zklock.zk import node_data
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.scripts import Script

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from django_zklock.contrib.celery.gate.child import ChildWatcher
+from django_zklock.contrib.celery.gate.child_watcher import ChildWatcher
 from tests.support.proc_status import identity, open_files
 from tests.support.timing import scaled
 

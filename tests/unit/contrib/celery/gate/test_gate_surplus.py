@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_zklock.contrib.celery import internals
-from django_zklock.contrib.celery.gate.request import MAX_READY
+from django_zklock.contrib.celery.gate.run import MAX_READY
 from django_zklock.contrib.celery.gate.states import Phase, Verdict
 from django_zklock.zk.waiting import monotonic
 from tests.unit.contrib.celery.gate.workplace import Workplace, put

@@ -16,8 +16,9 @@ from celery.exceptions import TaskRevokedError
 
 from django_zklock import signals
 from django_zklock.contrib.celery.gate import request as gate_request
-from django_zklock.contrib.celery.gate.child import DELAY, HEADER
+from django_zklock.contrib.celery.gate.child_note import DELAY
 from django_zklock.contrib.celery.gate.states import STATES, STEPS, Event, Phase, Verdict
+from django_zklock.contrib.celery.gate.ticket import HEADER
 from django_zklock.exceptions import LockTimeout
 from django_zklock.zk.waiting import monotonic
 from tests.unit.contrib.celery.gate.workplace import Workplace, known_to_celery, put
@@ -251,7 +252,7 @@ class Note:
 
 @pytest.fixture(autouse=True)
 def notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_zklock.contrib.celery.gate.request.ChildNote", Note)
+    monkeypatch.setattr("django_zklock.contrib.celery.gate.run.ChildNote", Note)
 
 
 def noted(
@@ -455,7 +456,7 @@ def test_drop__not_handed_over() -> None:
 def test_not_claimed__others_wait(forks: bool) -> None:
     """A hold that the body does not take is released if others wait for it, and the body can take it no more."""
     locked, in_child = Workplace(forks=forks).running()
-    locked._release_if_followed()
+    locked.release_if_followed()
     locked.gate.loop.turn()
     assert (locked.phase, locked.verdict, locked.attempts.ends) == (Phase.SUBMITTED, Verdict.IN_SLOT, 1)
     assert not in_child.claim(71)
@@ -477,7 +478,7 @@ def test_followed__beside_requests_without_a_node() -> None:
         other = workplace.request()
         other.attempts.contender.node_paths = nodes
         put(other, Phase.WAITING)
-    locked._release_if_followed()
+    locked.release_if_followed()
     assert locked.attempts.followers == [{"/k/1"}]
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from django_zklock.contrib.celery import headers
-from django_zklock.contrib.celery.gate import request as request_module
-from django_zklock.contrib.celery.gate.request import GateAcquisition
+from django_zklock.contrib.celery.gate import attempt as attempt_module
+from django_zklock.contrib.celery.gate.acquisition import GateAcquisition
+from django_zklock.contrib.celery.gate.run import GateRequest
 from django_zklock.zk.contender import State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
@@ -96,11 +97,11 @@ class Attempt:
 
 def ask(monkeypatch: pytest.MonkeyPatch, *, left: float | None, timeout: float | None = 30.0) -> Any:
     """Return a request whose message says what is left of its timeout, and that has asked for its lock."""
-    monkeypatch.setattr(request_module, "GateAcquisition", Attempt)
+    monkeypatch.setattr(attempt_module, "GateAcquisition", Attempt)
     locked = Workplace().request(
         timeout=timeout, headers=headers.with_rest("id", 0, left) if left is not None else None
     )
-    request_module.GateRequest._start_attempt(locked)
+    GateRequest._start_attempt(locked)
     return locked
 
 

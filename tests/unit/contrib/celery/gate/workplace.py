@@ -14,9 +14,11 @@ from typing import Any, ClassVar
 from celery.worker import state as celery_state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
-from django_zklock.contrib.celery.gate import request as request_module
-from django_zklock.contrib.celery.gate.gate import Gate, Loop, Slots
+from django_zklock.contrib.celery.gate.gate import Gate
+from django_zklock.contrib.celery.gate.loop import Loop
+from django_zklock.contrib.celery.gate.run import GateRequest
 from django_zklock.contrib.celery.gate.scoreboard import Cell, Scoreboard
+from django_zklock.contrib.celery.gate.slots import Slots
 from django_zklock.contrib.celery.gate.states import STEPS, Event, Pair, Phase, Verdict
 from django_zklock.zk.queue import EXCLUSIVE
 
@@ -168,7 +170,7 @@ class Workplace:
             child_watcher=self.watcher, max_parked=300,
             window=SimpleNamespace(refresh=lambda: None),
         )  # fmt: skip
-        self.gate.slots = Slots(self.gate)
+        self.gate.slots = Slots(controller, self.gate.decided, self.gate.start_checks)
 
     def request(
         self,
@@ -193,7 +195,7 @@ class Workplace:
             key="k", keys=("k",), template="{key}", pool=SimpleNamespace(name="default"), rule=EXCLUSIVE
         )
         call: Any = SimpleNamespace(timeout=timeout, on_lost=on_lost)
-        locked: Any = request_module.GateRequest(self.gate, request, call, lock)
+        locked: Any = GateRequest(self.gate, request, call, lock)
         # The real ones need a lock with a session.
         attempts = locked.attempts = Attempts(locked)
         locked._start_attempt, locked._if_followed = attempts.start, attempts.if_followed

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from django_zklock.contrib.celery.gate.gate import Loop
+from django_zklock.contrib.celery.gate.loop import Loop
 from tests.support.proc_status import identity, open_files
 from tests.support.tree_reader import wait_until
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_zklock.contrib.celery.gate.gate import SHORT
+from django_zklock.contrib.celery.gate.slots import SHORT
 from django_zklock.contrib.celery.gate.states import Phase, Verdict
 from django_zklock.zk.waiting import monotonic
 from tests.unit.contrib.celery.gate.workplace import Workplace, put
@@ -138,7 +138,7 @@ def test_granted__without_a_slot(workplace: Workplace) -> None:
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no time pass: a busy machine takes long from one turn to the next."""
     now = monotonic()
-    monkeypatch.setattr("django_zklock.contrib.celery.gate.gate.monotonic", lambda: now)
+    monkeypatch.setattr("django_zklock.contrib.celery.gate.slots.monotonic", lambda: now)
 
 
 def run_short_ones(workplace: Workplace, tasks: list[Any]) -> None:
@@ -187,7 +187,7 @@ def test_ahead__not_of_long_bodies(workplace: Workplace, monkeypatch: pytest.Mon
     now = monotonic()
     for number in range(4):
         now += SHORT
-        monkeypatch.setattr("django_zklock.contrib.celery.gate.gate.monotonic", lambda now=now: now)
+        monkeypatch.setattr("django_zklock.contrib.celery.gate.slots.monotonic", lambda now=now: now)
         workplace.end_task()
         decide(tasks[number])
     assert [task.phase for task in tasks] == [Phase.SUBMITTED] * 4 + [Phase.QUEUED] * 2
