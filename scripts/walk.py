@@ -110,8 +110,8 @@ def walks() -> Iterator[tuple[str, list[Step]]]:
                 held.set()
 
         def is_waiting() -> bool:
-            tenants = [tenant for tenant in list(listeners) if isinstance(tenant, Contender)]
-            return any(tenant.state is State.WAITING and not tenant.open for tenant in tenants)
+            contenders = [each for each in list(listeners) if isinstance(each, Contender)]
+            return any(each.state is State.WAITING and not each.open for each in contenders)
 
         with walk.recording() as join:
             waiter = threading.Thread(target=wait)

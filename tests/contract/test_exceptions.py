@@ -521,7 +521,7 @@ def test_every_instant__cancellable(pool: Pool, make_pool: MakePool, observer: O
 
 
 def has_waiter(pool: Pool) -> bool:
-    return any(getattr(tenant, "state", None) is State.WAITING for tenant in list(pool.sessions()[0].listeners))
+    return any(getattr(listener, "state", None) is State.WAITING for listener in list(pool.sessions()[0].listeners))
 
 
 @pytest.fixture

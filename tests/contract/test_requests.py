@@ -196,6 +196,6 @@ def test_ask__no_server(make_pool: MakePool) -> None:
 
 
 def test_ask__leaves_nothing(pool: Pool, tree: str) -> None:
-    """Who has got an answer is no tenant of the session any more."""
+    """Who has got an answer is no listener of the session any more."""
     read(pool, Read(f"{tree}/a"))
     assert not pool.session("/").listeners

@@ -181,16 +181,16 @@ def count_notifications(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 def waiting(pools: list[Pool]) -> list[Contender]:
     """Return those who have found their place in the line."""
     return [
-        tenant
+        listener
         for pool in pools
         for session in pool.sessions()
-        for tenant in list(session.listeners)
-        if isinstance(tenant, Contender) and is_watching(tenant)
+        for listener in list(session.listeners)
+        if isinstance(listener, Contender) and is_watching(listener)
     ]
 
 
 def test_abandoned_waits__leave_nothing(pool: Pool, make_pool: MakePool) -> None:
-    """Waits that run out leave no node, no watch in this process, no tenant and no thread."""
+    """Waits that run out leave no node, no watch in this process, no listener and no thread."""
     lock = Lock("k", pool)
     with Lock("k", make_pool()):
         Runner(lambda: lock.acquire(timeout=0.01)).outcome()

@@ -56,14 +56,16 @@ def is_next(contender: Contender) -> bool:
     return contender.state is State.WAITING and (contender.needs_lease or Turn.CLEAR in follows)
 
 
-def is_watching(tenant: object) -> bool:
-    """Whether a tenant of a session is a contender that waits, and all that it has asked is answered."""
-    if not isinstance(tenant, Contender):
+def is_watching(listener: object) -> bool:
+    """Whether a listener of a session is a contender that waits, and all that it has asked is answered."""
+    if not isinstance(listener, Contender):
         return False
     # In the middle of a step it may wait already, and ask for the watch only then.
-    with tenant.session.monitor:
+    with listener.session.monitor:
         return (
-            tenant.state is State.WAITING and not tenant.open and not any(place.is_listing for place in tenant.places)
+            listener.state is State.WAITING
+            and not listener.open
+            and not any(place.is_listing for place in listener.places)
         )
 
 
@@ -79,9 +81,9 @@ class Person:
     def granted(self) -> bool:
         """Whether its contender holds, as far as it knows by now."""
         return any(
-            isinstance(tenant, Contender) and node_of(tenant) == self.node and tenant.state is State.HELD
+            isinstance(listener, Contender) and node_of(listener) == self.node and listener.state is State.HELD
             for session in self.pool.sessions()
-            for tenant in list(session.listeners)
+            for listener in list(session.listeners)
         )
 
     def get(self) -> Held:

@@ -330,8 +330,8 @@ def warm_elsewhere(pool: Pool) -> Lock:
 
 def waits(pool: Pool) -> bool:
     """Whether the pool's only contender stands in line and has seen who holds."""
-    tenants = [tenant for session in pool.sessions() for tenant in list(session.listeners)]
-    return len(tenants) == 1 and is_watching(tenants[0])
+    listeners = [listener for session in pool.sessions() for listener in list(session.listeners)]
+    return len(listeners) == 1 and is_watching(listeners[0])
 
 
 # Sessions.

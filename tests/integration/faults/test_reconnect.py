@@ -61,8 +61,8 @@ def watches(server: ZooKeeperServer) -> Counter[str]:
 
 def settled(pool: Pool, count: int) -> bool:
     """Return whether as many wait, and have asked for all that they want to know."""
-    tenants = [each for session in pool.sessions() for each in list(session.listeners)]
-    waiting = [each for each in tenants if getattr(each, "state", None) is State.WAITING]
+    listeners = [each for session in pool.sessions() for each in list(session.listeners)]
+    waiting = [each for each in listeners if getattr(each, "state", None) is State.WAITING]
     return len(waiting) == count and all(is_watching(each) for each in waiting)
 
 

@@ -59,10 +59,10 @@ class Queue:
 
         def found(observer: Observer) -> list[str]:
             nodes = [
-                node_of(tenant)
+                node_of(listener)
                 for each in pools
-                for tenant in list(each.sessions()[0].listeners)
-                if isinstance(tenant, Contender) and tenant.state is State.WAITING and node_of(tenant) is not None
+                for listener in list(each.sessions()[0].listeners)
+                if isinstance(listener, Contender) and listener.state is State.WAITING and node_of(listener) is not None
             ]
             here = observer.children(self.path)
             return [name for name in here if name in nodes] if len(nodes) == expected else []

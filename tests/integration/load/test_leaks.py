@@ -73,7 +73,7 @@ def tables(pool: Pool) -> dict[str, int]:
     (session,) = pool.sessions()
     wire, client = wire_of(session), wire_of(session)._client
     return {
-        "tenants": len(session.listeners),
+        "listeners": len(session.listeners),
         "inbox": len(session._inbox),
         "deleting": len(session.deleting),
         "watches": len(list(wire.watches)),

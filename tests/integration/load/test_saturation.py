@@ -74,11 +74,11 @@ def test_saturation(own_testserver: ZooKeeperServer, make_pool: MakePool, monkey
 def ready_behind(pools: list[Pool]) -> tuple[int, bool]:
     """Return how many have found their place in the queue, and whether the first of them is ready."""
     found = [
-        tenant
+        listener
         for pool in pools
         for session in pool.sessions()
-        for tenant in list(session.listeners)
-        if isinstance(tenant, Contender) and tenant.state is State.WAITING
+        for listener in list(session.listeners)
+        if isinstance(listener, Contender) and listener.state is State.WAITING
     ]
     return len(found), any(is_next(each) for each in found)
 

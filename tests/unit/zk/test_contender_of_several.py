@@ -686,8 +686,8 @@ def test_place__kept_over_a_suspension(script: Script) -> None:
     """A place at the head of a line is no hold: where suspension is loss, it is kept all the same."""
     several, names = wait_in(script, "a")
     script.break_connection()
-    for tenant in list(script.listeners):
-        tenant.lose("the connection was suspended")
+    for listener in list(script.listeners):
+        listener.lose("the connection was suspended")
     assert (several.state, several.lost) == (State.WAITING, None)
     script.reconnect()
     script.tell(f"/a/{other(1)}", deleted=True)
@@ -781,8 +781,8 @@ def test_session_ended__for_good(script: Script) -> None:
     """When there will be no other session, who waits gives up."""
     several, _ = wait_in(script, "a")
     script.end_session("closed")
-    for tenant in list(script.listeners):
-        tenant.unavailable("closed")
+    for listener in list(script.listeners):
+        listener.unavailable("closed")
     assert isinstance(several.error, SessionUnavailable)
     assert (several.state, script.listeners) == (State.GONE, {})
 
@@ -792,8 +792,8 @@ def test_unavailable(script: Script, holding: bool) -> None:
     """Who waits gives up when ZooKeeper is away for too long, and its nodes go after the reconnect; who holds stays."""
     several, names = hold(script) if holding else wait_in(script, "a")
     script.break_connection()
-    for tenant in list(script.listeners):
-        tenant.unavailable("away")
+    for listener in list(script.listeners):
+        listener.unavailable("away")
     assert isinstance(several.error, SessionUnavailable) is not holding
     assert several.state is (State.HELD if holding else State.LEAVING)
     script.reconnect()

@@ -66,13 +66,13 @@ def places(nodes: tuple[Node, ...]) -> list[int]:
 
 @pytest.mark.parametrize("of", [EXCLUSIVE, WRITE, READ, semaphore(1), semaphore(2)])
 @pytest.mark.parametrize("behind", ["", "X", "WRL"])
-def test_outlook__first(of: Rule, behind: str) -> None:
+def test_plan__first(of: Rule, behind: str) -> None:
     """Who is first holds, whoever stands behind."""
     assert plan_of(of, "", behind) is GRANTED
 
 
 @pytest.mark.parametrize("of", [EXCLUSIVE, WRITE, READ, semaphore(1)])
-def test_outlook__not_there(of: Rule) -> None:
+def test_plan__not_there(of: Rule) -> None:
     """A node that is not in the line has no plan."""
     with pytest.raises(LookupError):
         of.evaluate("gone", Queue(line_of("XWRL")))
@@ -104,7 +104,7 @@ def test_outlook__not_there(of: Rule) -> None:
         (READ, "J", [0]),
     ],
 )
-def test_outlook__blockers(of: Rule, before: str, blockers: list[int]) -> None:
+def test_plan__blockers(of: Rule, before: str, blockers: list[int]) -> None:
     """Exclusive holds and writers keep everybody out, readers and leases each other, leases each other by number."""
     seen = plan_of(of, before)
     # Whoever is at the head holds. The first that is in the way may wait for it.
@@ -168,7 +168,7 @@ def test_kinds__conflict_both_ways() -> None:
         (EXCLUSIVE, "XJ", [0], False),
     ],
 )
-def test_outlook__watched(of: Rule, before: str, watched: list[int], armed: bool) -> None:
+def test_plan__watched(of: Rule, before: str, watched: list[int], armed: bool) -> None:
     """The last in the way is watched, with those that hold together with it, if nobody else is left before them.
 
     Otherwise the one before them is, so that there is time to get ready.
@@ -180,7 +180,7 @@ def test_outlook__watched(of: Rule, before: str, watched: list[int], armed: bool
 
 
 @pytest.mark.parametrize("before", ["XLL", "LXL", "RLL", "LLX"])
-def test_outlook__full_as_well(before: str) -> None:
+def test_plan__full_as_well(before: str) -> None:
     """A semaphore that is full behind what is in the way has to be looked at again when that is gone."""
     seen = plan_of(semaphore(2), before)
     assert places(seen.watch) == [before.index("X" if "X" in before else "R")]
@@ -188,7 +188,7 @@ def test_outlook__full_as_well(before: str) -> None:
     assert not seen.watch_children
 
 
-def test_outlook__armed_means_free() -> None:
+def test_plan__armed_means_free() -> None:
     """Who is armed holds when all that it watches is gone, and not before; who is not armed does not hold then.
 
     But who could be armed behind a writer of Java looks once more. Shown for every line of up to four nodes.
@@ -230,7 +230,7 @@ def test_outlook__armed_means_free() -> None:
         (9, "LL2L", False, [3]),
     ],
 )
-def test_outlook__leases(limit: int, before: str, children: bool, watched: list[int]) -> None:
+def test_plan__leases(limit: int, before: str, children: bool, watched: list[int]) -> None:
     """The first that a semaphore has no room for watches the line, every other one the lease right before it."""
     seen = plan_of(semaphore(limit), before)
     assert (seen.watch_children, places(seen.watch)) == (children, watched)
