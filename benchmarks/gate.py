@@ -25,7 +25,7 @@ from tests.support.servers.redis import Redis
 from tests.support.tree_reader import Observer
 from tests.support.workshop import Sent, Workshop
 
-PATIENCE = 120.0
+TIMEOUT = 120.0
 # As many messages for each slot as Celery asks for by default.
 PREFETCH = {"WORKSHOP_PREFETCH": "4"}
 
@@ -57,7 +57,7 @@ def workshops() -> Iterator[Any]:
 def seconds_for(sent: list[Sent], since: float) -> float:
     """Wait for tasks, and return the seconds from ``since`` to the end of the last."""
     for task in sent:
-        task.outcome(PATIENCE)
+        task.outcome(TIMEOUT)
     return time.perf_counter() - since
 
 
@@ -68,7 +68,7 @@ def unrelated(workshop: Workshop, contending: int) -> float:
     begin = time.perf_counter()
     took = seconds_for([workshop.send("last_unlocked", 0.01) for _ in range(20)], begin)
     for task in ahead:
-        task.outcome(PATIENCE)
+        task.outcome(TIMEOUT)
     return took
 
 
@@ -81,7 +81,7 @@ def gaps(workshop: Workshop, count: int, *, locked: bool = True) -> list[float]:
     consume(workshop, wanted=False)
     sent = [workshop.send(*(["span", key] if locked else ["span_unlocked"])) for _ in range(count)]
     consume(workshop, wanted=True)
-    spans = sorted(task.outcome(PATIENCE) for task in sent)
+    spans = sorted(task.outcome(TIMEOUT) for task in sent)
     return [(later[0] - earlier[1]) * 1000 for earlier, later in itertools.pairwise(spans)]
 
 
@@ -90,7 +90,7 @@ def consume(workshop: Workshop, *, wanted: bool) -> None:
     command = workshop.control.add_consumer if wanted else workshop.control.cancel_consumer
     # Workers of other workshops at this broker would take tasks of this queue too.
     workers = [worker.node_name for worker in workshop.workers]
-    command(workshop.queue, destination=workers, reply=True, timeout=PATIENCE, limit=len(workers))
+    command(workshop.queue, destination=workers, reply=True, timeout=TIMEOUT, limit=len(workers))
 
 
 def compare_gaps(open_one: Any, rounds: int) -> None:
@@ -141,7 +141,7 @@ def full_slots(workshop: Workshop) -> tuple[float, int]:
         sent += [workshop.send("last_unlocked", 1.5) for _ in range(2)]
         locked.append(workshop.send("last", key, 0.5))
     took = seconds_for([*sent, *locked], begin)
-    tokens = [task.outcome(PATIENCE) for task in locked]
+    tokens = [task.outcome(TIMEOUT) for task in locked]
     return took, max(abs(place - sorted(tokens).index(token)) for place, token in enumerate(tokens))
 
 
@@ -201,7 +201,7 @@ def main() -> None:
             workshop.other_client.take(key)
             for _ in range(parked):
                 workshop.send("shared_below", key)
-            workshop.wait_count(key, parked + 1, PATIENCE)
+            workshop.wait_count(key, parked + 1, TIMEOUT)
             crowded, after = throughput(workshop), status(pid)["VmRSS"]
             print(f"gate: {parked} parked take {(after - before) / 1024:.1f} MB; unrelated tasks a second: "
                   f"{idle:.0f} before, {crowded:.0f} then ({crowded / idle:.0%})")  # fmt: skip

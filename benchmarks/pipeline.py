@@ -18,13 +18,13 @@ HOME = Home()
 HEADER = struct.Struct("!ii")
 CHUNK = 1 << 18
 # For a server that has stopped answering.
-PATIENCE = 60.0
+TIMEOUT = 60.0
 SESSIONS = 1000
 
 
 def connect(address: Address) -> socket.socket:
     """Connect and ask for a session; the answer is still to be read."""
-    sock = socket.create_connection(address, PATIENCE)
+    sock = socket.create_connection(address, TIMEOUT)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     frame = connect_frame()
     sock.sendall(integer(len(frame)) + frame)

@@ -25,7 +25,7 @@ P = TypeVar("P", bound=Process)
 PROCESSES = 4
 LOGIN = PASSWORD = "demo"
 # Seconds in which servers that were given must answer.
-PATIENCE = 10
+TIMEOUT = 10
 # Seconds that the worker may take to end. Without an event loop, as on a folder, Celery needs about six, which is
 # worth waiting for only if sessions would be left behind in a ZooKeeper that stays.
 FAREWELL = 15.0
@@ -127,7 +127,7 @@ class Stage:
         # What is logged about the connection is in the error's message too.
         logging.getLogger("django_zklock").addHandler(logging.NullHandler())
         try:
-            zk_lock("demo").acquire(timeout=PATIENCE).release(wait=True)
+            zk_lock("demo").acquire(timeout=TIMEOUT).release(wait=True)
         except ZkLockError as error:
             message = f"ZooKeeper, as given in ZOOKEEPER_HOSTS, cannot be used: {error}"
             raise StartError(message) from error
@@ -138,7 +138,7 @@ class Stage:
 
         try:
             connection = self._stack.enter_context(app.connection_for_write())
-            connection.ensure_connection(timeout=PATIENCE, max_retries=2, interval_max=1)
+            connection.ensure_connection(timeout=TIMEOUT, max_retries=2, interval_max=1)
         # Each broker has errors of its own, and so has a library for it that is not installed.
         except Exception as error:
             message = f"the broker, as given in CELERY_BROKER_URL, cannot be used: {error}"

@@ -18,7 +18,7 @@ from tests.support.tree_reader import MakePool, Observer
 
 ROUNDS = (67, 67, 66)
 # Seconds for one turn, and for all of them.
-PATIENCE, LONG = 60, 90
+TIMEOUT, LONG = 60, 90
 # What Curator does is the same whatever the versions here are.
 pytestmark = pytest.mark.once
 
@@ -35,7 +35,7 @@ def count_with_kazoo(hosts: str, kind: str, path: str, counter: str, rounds: int
     try:
         lock = visible_kazoo_lock(client, kind, path)
         for _ in range(rounds):
-            assert lock.acquire(timeout=PATIENCE)
+            assert lock.acquire(timeout=TIMEOUT)
             increment(client, counter)
             lock.release()
     finally:
@@ -49,7 +49,7 @@ def count_with_ours(hosts: str, rule: Rule, pool: Pool, counter: str, rounds: in
     tokens = []
     try:
         for _ in range(rounds):
-            with Lock("k", pool, rule=rule).acquire(timeout=PATIENCE) as held:
+            with Lock("k", pool, rule=rule).acquire(timeout=TIMEOUT) as held:
                 increment(client, counter)
                 tokens.append(held.token)
     finally:

@@ -66,7 +66,7 @@ class Worker:
         for _ in range(ROUNDS):
             lock, invoked = self._choose(), self._history.now()
             try:
-                held = lock.try_acquire() if self._chance.random() < 0.2 else lock.acquire(self._patience())
+                held = lock.try_acquire() if self._chance.random() < 0.2 else lock.acquire(self._timeout())
             except GIVEN_UP:
                 continue
             if held is not None:
@@ -78,7 +78,7 @@ class Worker:
         for _ in range(ROUNDS):
             lock, invoked = self._choose(), self._history.now()
             try:
-                held = await (lock.atry_acquire() if self._chance.random() < 0.2 else lock.aacquire(self._patience()))
+                held = await (lock.atry_acquire() if self._chance.random() < 0.2 else lock.aacquire(self._timeout()))
             except GIVEN_UP:
                 continue
             if held is not None:
@@ -90,7 +90,7 @@ class Worker:
         keys = self._chance.sample(KEYS[: self._most_keys], self._chance.randint(1, self._most_keys))
         return Lock(keys, self._pool, rule=self._chance.choice(self._rules))
 
-    def _patience(self) -> float:
+    def _timeout(self) -> float:
         # Some give up.
         return self._chance.choice([0.005, 20.0, 20.0])
 

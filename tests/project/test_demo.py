@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.once, pytest.mark.xdist_group("demo")]
 CHECKOUT = Path(__file__).resolve().parents[2]
 DEMO = CHECKOUT / "testproject" / "demo.py"
 # Seconds. The demo takes about ten; everything in it has its own limits.
-PATIENCE = scaled(100)
+TIMEOUT = scaled(100)
 OWN = "django_zklock's own development server"
 LOST = Books(
     run="without lock",
@@ -185,7 +185,7 @@ def test_bare(bare: str) -> None:
 def test_demo__once(blocks: list[Block], tmp_path: Path) -> None:
     """Without Java the demo runs on the package's own server, shows the same, ends by itself, and leaves nothing."""
     with demo(tmp_path, "--once", JAVA_HOME="/no/java") as process:
-        output, errors = process.communicate(timeout=PATIENCE)
+        output, errors = process.communicate(timeout=TIMEOUT)
 
     assert (process.returncode, errors) == (0, "")
     words = rf"{OWN},\n +because (Java|ZooKeeper) is not installed; get it with .+"
@@ -254,7 +254,7 @@ def test_demo__interrupted_while_it_stays(blocks: list[Block], tmp_path: Path) -
         output_until(process, "Deposits are made again.")
 
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=PATIENCE)
+        output, errors = process.communicate(timeout=TIMEOUT)
 
     assert (process.returncode, errors) == (0, "")
     assert output.splitlines()[-1] == "Everything that was started has ended."
@@ -276,7 +276,7 @@ def test_demo__interrupted_before_the_end(tmp_path: Path, testserver: ZooKeeperS
         process.send_signal(signal.SIGINT)
         output_until(process, "Ending what was started")
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=PATIENCE)
+        _, errors = process.communicate(timeout=TIMEOUT)
 
     assert (process.returncode, errors) == (130, "")
     assert processes_of(tmp_path) == {}
@@ -303,7 +303,7 @@ def test_round__failed_deposits() -> None:
 def test_demo__no_zookeeper(tmp_path: Path) -> None:
     """Asked for a real ZooKeeper where there is none, it ends with status 1 and one line that says how to get it."""
     with demo(tmp_path, "--once", "--zookeeper=real", ZOOKEEPER_HOME=str(tmp_path)) as process:
-        _, errors = process.communicate(timeout=PATIENCE)
+        _, errors = process.communicate(timeout=TIMEOUT)
 
     assert process.returncode == 1
     assert errors.count("\n") == 1
@@ -315,7 +315,7 @@ def test_demo__no_zookeeper(tmp_path: Path) -> None:
 def test_demo__zookeeper_given_and_unreachable(tmp_path: Path) -> None:
     """With an address at which nobody listens the demo ends with status 1 and one line that names it."""
     with demo(tmp_path, "--once", ZOOKEEPER_HOSTS="127.0.0.1:1") as process:
-        _, errors = process.communicate(timeout=PATIENCE)
+        _, errors = process.communicate(timeout=TIMEOUT)
 
     assert process.returncode == 1
     assert errors.count("\n") == 1
@@ -326,7 +326,7 @@ def test_demo__zookeeper_given_and_unreachable(tmp_path: Path) -> None:
 def test_demo__broker_given_and_unreachable(tmp_path: Path) -> None:
     """With a broker that cannot be used the demo ends with status 1 and one line."""
     with demo(tmp_path, "--once", "--zookeeper=own", CELERY_BROKER_URL="nonsense://127.0.0.1:1") as process:
-        _, errors = process.communicate(timeout=PATIENCE)
+        _, errors = process.communicate(timeout=TIMEOUT)
 
     assert process.returncode == 1
     assert errors.count("\n") == 1
@@ -340,7 +340,7 @@ def test_demo__worker_does_not_start(tmp_path: Path) -> None:
         "import os, sys\nif 'worker' in sys.orig_argv: print('no room', flush=True); os._exit(7)\n"
     )
     with demo(tmp_path, "--once", "--zookeeper=own", PYTHONPATH=str(tmp_path)) as process:
-        _, errors = process.communicate(timeout=PATIENCE)
+        _, errors = process.communicate(timeout=TIMEOUT)
 
     assert process.returncode == 1
     assert errors == "demo: Celery worker ended with status 7 instead of starting\n  | no room\n"

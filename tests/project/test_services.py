@@ -30,7 +30,7 @@ from tests.support.timing import scaled
 pytestmark = pytest.mark.once
 
 # Seconds after which something that should be gone is taken to have been left behind.
-PATIENCE = scaled(20)
+TIMEOUT = scaled(20)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ class Deaths:
 
     def wait(self) -> None:
         while self._open:
-            ended, _, _ = select.select(self._open, [], [], PATIENCE)
+            ended, _, _ = select.select(self._open, [], [], TIMEOUT)
             assert ended, f"still there: {list(self._open.values())}"
             for descriptor in ended:
                 os.close(descriptor)
@@ -213,7 +213,7 @@ def test_parent__gone_without_closing(server: ZooKeeper, end: str) -> None:
                 parent.stdin.flush()
             else:
                 parent.send_signal(signal.Signals[end])
-            assert parent.wait(PATIENCE) == (0 if end == "exit" else -signal.Signals[end])
+            assert parent.wait(TIMEOUT) == (0 if end == "exit" else -signal.Signals[end])
 
             deaths.wait()
         finally:
@@ -300,16 +300,16 @@ def test_rabbitmq__nothing_left() -> None:
     with RabbitMQ() as server:
         with kombu.Connection(server.url) as connection, connection.SimpleQueue("a") as queue:
             queue.put("word")
-            message = queue.get(timeout=PATIENCE)
+            message = queue.get(timeout=TIMEOUT)
             message.ack()
         family = Deaths(*having_in_environment(f"HOME={server.folder}"))
         mapper = (LOOPBACK, int(server.environment()["ERL_EPMD_PORT"]))
-        socket.create_connection(mapper, PATIENCE).close()
+        socket.create_connection(mapper, TIMEOUT).close()
 
     assert message.payload == "word"
     family.wait()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(mapper, PATIENCE)
+        socket.create_connection(mapper, TIMEOUT)
     assert not server.folder.exists()
 
 

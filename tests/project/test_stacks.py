@@ -52,9 +52,9 @@ class Program(ProjectProcess):
 def stacks(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Stacks:
     """Ask also when a test fails at once."""
     found = pytestconfig.stash[STACKS]
-    monkeypatch.setattr(found, "impatience", 0.0)
+    monkeypatch.setattr(found, "shortest_wait", 0.0)
     # To be put back.
-    monkeypatch.setattr(found, "patience", found.patience)
+    monkeypatch.setattr(found, "timeout", found.timeout)
     return found
 
 
@@ -113,7 +113,7 @@ def test_greenlets(library: str) -> None:
 
 def test_no_python_code(stacks: Stacks) -> None:
     """A process whose main thread does not come back to Python code tells its threads, and nothing of greenlets."""
-    stacks.patience = scaled(1)
+    stacks.timeout = scaled(1)
     found = told(
         Program(
             """
@@ -124,7 +124,7 @@ def test_no_python_code(stacks: Stacks) -> None:
             """
         )
     )
-    assert f"no more than this within {stacks.patience:g} s, as it runs no Python code" in found
+    assert f"no more than this within {stacks.timeout:g} s, as it runs no Python code" in found
     assert " in stalled_call\n" in found
 
 
@@ -180,7 +180,7 @@ def test_another_program(stacks: Stacks) -> None:
 def test_nobody_is_asked(stacks: Stacks, error: type[BaseException]) -> None:
     """Nobody is asked when a test fails at once, or does not fail."""
     if error is AssertionError:
-        stacks.impatience = 1000.0
+        stacks.shortest_wait = 1000.0
     with pytest.raises(error) as caught, Program("import time; print('ready', flush=True); time.sleep(1000)"):
         raise error
     assert not hasattr(caught.value, "__notes__")
@@ -194,7 +194,7 @@ def test_timeout(pytester: pytest.Pytester) -> None:
         from tests.support.stacks import STACKS
 
         def test_that_waits(request):
-            request.config.stash[STACKS].impatience = 0.0
+            request.config.stash[STACKS].shortest_wait = 0.0
             code = "def stalled(): print('begun', flush=True); input()\\nstalled()"
             child = subprocess.Popen(
                 [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE

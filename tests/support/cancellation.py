@@ -83,15 +83,15 @@ class Canceller:
         """The state of the newest try."""
         return self._made[-1].state
 
-    async def cancel(self, moment: Moment, states: frozenset[State], *, patience: float = 1.0) -> None:
+    async def cancel(self, moment: Moment, states: frozenset[State], *, limit: float = 1.0) -> None:
         """Try until a task was cancelled in that moment and one of those states; it must end as cancelled then.
 
-        A try that waits for more than ``patience`` seconds has missed the moment.
+        A try that waits for more than ``limit`` seconds has missed the moment.
         """
         for _ in range(TRIES):
             cancelling = Cancelling(self._lock.aacquire(), moment, lambda: self.state in states)
             task = asyncio.create_task(_acquire_and_release(cancelling))
-            await asyncio.wait([task], timeout=patience)
+            await asyncio.wait([task], timeout=limit)
             if cancelling.hit:
                 await asyncio.wait([task])
                 assert task.cancelled(), task
@@ -103,7 +103,7 @@ class Canceller:
 
     async def cancel_with_the_grant(self, blocker: Held) -> None:
         """Wait behind ``blocker``, have that released, and cancel the task with the news of its grant."""
-        cancelled = asyncio.create_task(self.cancel("woken", HELD, patience=60.0))
+        cancelled = asyncio.create_task(self.cancel("woken", HELD, limit=60.0))
         await asyncio.to_thread(wait_until, lambda: self.state is State.WAITING, 30.0)
         await asyncio.to_thread(blocker.release, wait=True)
         await cancelled

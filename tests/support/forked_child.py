@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, Pipe
 
 from tests.support.timing import scaled
 
-PATIENCE = scaled(10)
+TIMEOUT = scaled(10)
 
 
 class Child:
@@ -21,7 +21,7 @@ class Child:
 
     def hear(self) -> object:
         """Wait for the next report of the child."""
-        assert self._pipe.poll(PATIENCE), "the child says nothing"
+        assert self._pipe.poll(TIMEOUT), "the child says nothing"
         said: object = self._pipe.recv()
         return said
 

@@ -13,7 +13,7 @@ from tests.support.timing import scaled
 
 REQUESTS = 4
 # Seconds.
-PATIENCE = scaled(30)
+TIMEOUT = scaled(30)
 
 lock = Lock(
     "k",
@@ -28,7 +28,7 @@ def application(_environ: object, start_response: Callable[[str, list[tuple[str,
     global arrived, inside  # noqa: PLW0603 - what all requests of the process share
     arrived += 1
     is_first = arrived == 1
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not (is_first or inside) and time.monotonic() < deadline:
         time.sleep(0.01)
     with lock as held:

@@ -17,7 +17,7 @@ from django_zklock.zk.wire import ConnectionOptions
 
 REQUESTS = 4
 # Seconds.
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 pool = Pool("hoard", PoolOptions(connection=ConnectionOptions(hosts=os.environ["HOSTS"]), root=os.environ["ROOT"]))
 together = threading.Barrier(REQUESTS)
@@ -27,11 +27,11 @@ hoard: dict[int, list[Held]] = {}
 
 def application(_environ: object, start_response: Callable[[str, list[tuple[str, str]]], object]) -> Iterable[bytes]:
     number = threading.get_native_id()
-    together.wait(PATIENCE)
+    together.wait(TIMEOUT)
     others = [held.lock for owner, kept in hoard.items() if owner != number for held in kept]
     again = [lock.key for lock in others if isinstance(lock, Lock) and lock.try_acquire() is not None]
-    together.wait(PATIENCE)
+    together.wait(TIMEOUT)
     kept = hoard.setdefault(number, [])
-    kept.append(Lock(f"{number}-{len(kept)}", pool).acquire(timeout=PATIENCE))
+    kept.append(Lock(f"{number}-{len(kept)}", pool).acquire(timeout=TIMEOUT))
     start_response("200 OK", [("Content-Type", "text/plain")])
     return [" ".join(map(str, [os.getpid(), number, threading.get_ident(), *again])).encode()]

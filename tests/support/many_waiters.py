@@ -23,7 +23,7 @@ from django_zklock.zk.wire import ConnectionOptions
 from tests.support.timing import scaled
 
 # For all of it to wait, and for all of it to be served; a machine may have other things to do.
-PATIENCE = scaled(100)
+TIMEOUT = scaled(100)
 
 
 class Witness(LockListener):
@@ -52,7 +52,7 @@ def memory(what: str) -> float:
 
 def make_pool(hosts: str, root: str, budget: int) -> Pool:
     connection = ConnectionOptions(hosts=hosts, session_timeout=scaled(30))
-    return Pool("multitude", PoolOptions(connection=connection, root=root, connect_timeout=PATIENCE, budget=budget))
+    return Pool("multitude", PoolOptions(connection=connection, root=root, connect_timeout=TIMEOUT, budget=budget))
 
 
 async def stand_in_line(first: Pool, pool: Pool, count: int) -> dict[str, object]:
@@ -66,19 +66,19 @@ async def stand_in_line(first: Pool, pool: Pool, count: int) -> dict[str, object
             order.append(held.token)
 
     # Whatever there is for one waiter is there before the counting begins.
-    await asyncio.to_thread((await Lock("warm", pool).aacquire(timeout=PATIENCE)).release, wait=True)
-    held = await Lock("k", first).aacquire(timeout=PATIENCE)
+    await asyncio.to_thread((await Lock("warm", pool).aacquire(timeout=TIMEOUT)).release, wait=True)
+    held = await Lock("k", first).aacquire(timeout=TIMEOUT)
     gc.collect()
     start, threads = memory("VmRSS"), threading.active_count()
     tasks = [asyncio.create_task(take_a_turn()) for _ in range(count)]
-    await asyncio.wait_for(witness.all_wait.wait(), PATIENCE)
+    await asyncio.wait_for(witness.all_wait.wait(), TIMEOUT)
     found: dict[str, object] = {"threads": threading.active_count() - threads, "waiting": memory("VmRSS") - start}
     held.release()
-    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE)
+    await asyncio.wait_for(asyncio.gather(*tasks), TIMEOUT)
     found |= {"most": memory("VmHWM") - start, "in order": order == sorted(order), "served": len(order)}
     # The last release is answered before this one, and those before it too.
-    await asyncio.to_thread((await Lock("warm", pool).aacquire(timeout=PATIENCE)).release, wait=True)
-    return found | {"left": [line.path for line in search.find(first, timeout=PATIENCE)]}
+    await asyncio.to_thread((await Lock("warm", pool).aacquire(timeout=TIMEOUT)).release, wait=True)
+    return found | {"left": [line.path for line in search.find(first, timeout=TIMEOUT)]}
 
 
 def main(hosts: str, root: str, count: str, budget: str) -> None:

@@ -23,9 +23,9 @@ class Scene:
         self._visitors: list[Visitor] = []
         assert self.visitor().error(Create("~")) == 0
 
-    def client(self, patience: float = 10.0) -> RawClient:
+    def client(self, wait_timeout: float = 10.0) -> RawClient:
         """Open a connection without a session."""
-        return RawClient(self.address, patience=patience)
+        return RawClient(self.address, wait_timeout=wait_timeout)
 
     def visitor(self, *, timeout: int = 30_000) -> Visitor:
         """Open a session."""

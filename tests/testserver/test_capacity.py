@@ -40,7 +40,7 @@ SESSIONS = 1000
 MANY = 10_000
 CREATED, DELETED, CHANGED, CHILD = 1, 2, 3, 4
 # No limit on the duration: on a busy machine the last of a thousand clients waits long for its turn.
-PATIENCE = scaled(60)
+TIMEOUT = scaled(60)
 AT_ONCE = 500
 MARSHALLING_ERROR = -5
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ def server() -> Iterator[ZooKeeperServer]:
 
 @pytest.fixture
 def client(server: ZooKeeperServer) -> Iterator[Talker]:
-    with Talker(server.address, patience=PATIENCE) as client:
+    with Talker(server.address, wait_timeout=TIMEOUT) as client:
         yield client
 
 
@@ -68,7 +68,7 @@ def crowd(server: ZooKeeperServer) -> Iterator[list[Talker]]:
     try:
         with ExitStack() as stack:
             clients = [
-                stack.enter_context(Talker(server.address, greet=False, timeout=60_000, patience=PATIENCE))
+                stack.enter_context(Talker(server.address, greet=False, timeout=60_000, wait_timeout=TIMEOUT))
                 for _ in range(SESSIONS)
             ]
             for each in clients:
@@ -105,7 +105,9 @@ def test_sessions__a_thousand_come_back(server: ZooKeeperServer, crowd: list[Tal
     """All lose their connection at once and reconnect to their sessions."""
     assert server.faults.drop() == SESSIONS
     with ExitStack() as stack:
-        again = [stack.enter_context(Talker(server.address, of=each, greet=False, patience=PATIENCE)) for each in crowd]
+        again = [
+            stack.enter_context(Talker(server.address, of=each, greet=False, wait_timeout=TIMEOUT)) for each in crowd
+        ]
         assert [each.greet().session for each in again] == [each.session for each in crowd]
     assert len(server.sessions()) == SESSIONS
 
@@ -144,7 +146,7 @@ def test_watches__a_queue(server: ZooKeeperServer, crowd: list[Talker]) -> None:
 def test_watches__ten_thousand(client: Talker, server: ZooKeeperServer) -> None:
     """One client watches ten thousand nodes and gets the events in the order of the changes."""
     paths = [f"/n{number}" for number in range(MANY)]
-    with Talker(server.address, patience=PATIENCE) as watcher:
+    with Talker(server.address, wait_timeout=TIMEOUT) as watcher:
         many(client, [Create(path) for path in paths])
         many(watcher, [Exists(path, watch=True) for path in paths])
         many(client, [SetData(path) for path in reversed(paths)])
@@ -156,7 +158,7 @@ def test_watches__ten_thousand_come_back(client: Talker, server: ZooKeeperServer
     """A client that reconnects sets ten thousand watches in one request, and gets the events that it has missed."""
     paths = tuple(f"/n{number}" for number in range(MANY))
     many(client, [Create(path) for path in paths])
-    with Talker(server.address, patience=PATIENCE) as watcher:
+    with Talker(server.address, wait_timeout=TIMEOUT) as watcher:
         seen = watcher.do(Ping()).zxid
         many(client, [SetData(path) for path in paths[::2]])
         watcher.ask(SetWatches(seen, data=paths))
@@ -166,7 +168,7 @@ def test_watches__ten_thousand_come_back(client: Talker, server: ZooKeeperServer
 
 def test_watches__recursive(client: Talker, server: ZooKeeperServer) -> None:
     """A recursive watch sends the events of ten thousand nodes below."""
-    with Talker(server.address, patience=PATIENCE) as watcher:
+    with Talker(server.address, wait_timeout=TIMEOUT) as watcher:
         watcher.ask(AddWatch("/", 1))
         many(client, [Create(f"/n{number}") for number in range(MANY)])
         assert watcher.news() == [(CREATED, f"/n{number}") for number in range(MANY)]
@@ -174,7 +176,7 @@ def test_watches__recursive(client: Talker, server: ZooKeeperServer) -> None:
 
 def test_nodes__ten_thousand_of_one_session(client: Talker, server: ZooKeeperServer) -> None:
     """Ten thousand ephemeral nodes are deleted with their session, in one transaction."""
-    with Talker(server.address, patience=PATIENCE) as owner:
+    with Talker(server.address, wait_timeout=TIMEOUT) as owner:
         client.ask(Create("/many"))
         many(owner, [Create(f"/many/n{number}", EPHEMERAL) for number in range(MANY)])
         names = client.ask(GetChildren("/many", watch=True))
@@ -247,14 +249,14 @@ def test_descriptors__run_out() -> None:
         assert server.stderr is not None
         host, _, port = server.stdout.readline().strip().rpartition(":")
         address = (host, int(port))
-        with Talker(address, timeout=600_000, patience=PATIENCE) as client, ExitStack() as stack:
+        with Talker(address, timeout=600_000, wait_timeout=TIMEOUT) as client, ExitStack() as stack:
             # The system makes connections that the server cannot accept yet.
-            idle = [stack.enter_context(socket.create_connection(address, PATIENCE)) for _ in range(80)]
+            idle = [stack.enter_context(socket.create_connection(address, TIMEOUT)) for _ in range(80)]
             first = server.stderr.readline()
             assert first.startswith(f"event=cannot_accept port={port} error=OSError(24, ")
             assert client.do(Ping()).error == 0
             # Their replies take several turns: each uses the descriptor of the one before.
-            asking = [stack.enter_context(socket.create_connection(address, PATIENCE)) for _ in range(4)]
+            asking = [stack.enter_context(socket.create_connection(address, TIMEOUT)) for _ in range(4)]
             for each in asking:
                 each.sendall(b"ruok")
             for each in idle:
@@ -263,7 +265,7 @@ def test_descriptors__run_out() -> None:
                     break
             assert [each.recv(100) for each in asking] == [b"imok"] * 4
         assert server.stderr.readline() == f"event=accepting_again port={port}\n"
-        _output, errors = server.communicate(timeout=PATIENCE)
+        _output, errors = server.communicate(timeout=TIMEOUT)
         assert errors == ""
         assert server.returncode == 0
     finally:
@@ -273,7 +275,7 @@ def test_descriptors__run_out() -> None:
 
 def test_lag__many_transactions(client: Talker, server: ZooKeeperServer) -> None:
     """A follower can be ten thousand transactions behind, and catches up with all of them."""
-    with Talker(server.address, patience=PATIENCE) as reader, server.faults.lag_reads(MANY):
+    with Talker(server.address, wait_timeout=TIMEOUT) as reader, server.faults.lag_reads(MANY):
         reader.ask(AddWatch("/", 1))
         many(client, [Create(f"/n{number}") for number in range(MANY)])
         assert reader.ask(CountDescendants("/")) == 3

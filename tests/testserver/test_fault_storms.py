@@ -69,7 +69,7 @@ class Storm:
         before = self.clients[number]
         with suppress(ClosedError, OSError):
             of = before if self.session(number) is not None else None
-            client = Talker(self.server.address, of=of, greet=False, patience=0.05)
+            client = Talker(self.server.address, of=of, greet=False, wait_timeout=0.05)
             if before is not None:
                 before.close()
             self.clients[number] = client

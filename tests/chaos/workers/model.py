@@ -48,7 +48,7 @@ ON_ITS_WAY = 3.0
 BELATED = 20.0
 # Seconds from the reception of a message until its task has begun or given up, or is returned: with the gate, stopped
 # and on a busy machine.
-PATIENCE = 45.0
+LONGEST_WAIT = 45.0
 # What a child says when its main process has no record of its hold any more.
 GIVEN_UP = "main process no longer holds it"
 LOCK_ERRORS = {
@@ -189,7 +189,7 @@ class Model:
         send, deliveries = self.sends[message[0]], self._deliveries.get(message, [])
         ends = {row["main"]: row["at"] for row in self._what["worker_gone"]}
         # The gate has it acknowledged when it begins.
-        longest = PATIENCE if self._gate else math.inf
+        longest = LONGEST_WAIT if self._gate else math.inf
         if not send.late and any(
             each.acked is not None and each.acked < ends.get(each.main, 0) < each.acked + longest for each in deliveries
         ):
@@ -262,11 +262,11 @@ class Model:
             return f"gave way to itself: {text}"
         if error == "LockLost" and not self._was_hit(row):
             return f"has lost its lock, and nothing was wrong: {text}"
-        patience = {("LockConflict", "retry"): RETRY_TIMEOUT, ("LockTimeout", "timeout"): TIMEOUT}
+        limits = {("LockConflict", "retry"): RETRY_TIMEOUT, ("LockTimeout", "timeout"): TIMEOUT}
         waited = row["at"] - self.by_task[row["id"]][0]["at"]
-        early = waited < patience.get((error, send.policy), 0.0) * 0.95
+        early = waited < limits.get((error, send.policy), 0.0) * 0.95
         last = max((each["at"] for each in self.by_task[row["id"]] if each["what"] == "received"), default=row["at"])
-        late = error == "LockTimeout" and self._gate and row["at"] - last > TIMEOUT + PATIENCE
+        late = error == "LockTimeout" and self._gate and row["at"] - last > TIMEOUT + LONGEST_WAIT
         return f"has given up after {waited:.1f} s: {text}" if early or late else None
 
     def _was_hit(self, row: Row) -> bool:

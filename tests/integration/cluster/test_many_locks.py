@@ -27,13 +27,13 @@ COUNT = int(os.environ.get("ZKLOCK_MANY_LOCKS", "1500"))
 PART = FULL // COUNT
 TOGETHER = 500
 # Hanging is all that it is against.
-PATIENCE = scaled(120)
+TIMEOUT = scaled(120)
 
 
 def take_all(pool: Pool) -> list[Held]:
     async def take(begin: int) -> list[Held]:
         locks = [Lock(f"invoice:{number:06}", pool) for number in range(begin, min(begin + TOGETHER, COUNT))]
-        return await asyncio.gather(*(lock.aacquire(timeout=PATIENCE) for lock in locks))
+        return await asyncio.gather(*(lock.aacquire(timeout=TIMEOUT) for lock in locks))
 
     return [held for begin in range(0, COUNT, TOGETHER) for held in asyncio.run(take(begin))]
 
@@ -47,7 +47,7 @@ def test_many_locks(make_pool: MakePool) -> None:
         pool = make_pool(
             ensemble.hosts,
             session_timeout=30.0,
-            connect_timeout=PATIENCE,
+            connect_timeout=TIMEOUT,
             root="/django_zklock",
             budget=SESSION_BUDGET // PART,
         )
@@ -56,7 +56,7 @@ def test_many_locks(make_pool: MakePool) -> None:
         with contextlib.closing(Observer(ensemble.hosts)) as observer:
             owners = {observer.client.exists(each.node).ephemeralOwner for each in held[:: COUNT // 100]}
         sessions = {session.id: session.used for session in pool.sessions()}
-        assert pool.close(PATIENCE)
+        assert pool.close(TIMEOUT)
         assert_works(ensemble, make_pool)
         assert len(ensemble.followers()) == 2
         for node in ensemble.nodes:
@@ -68,7 +68,7 @@ def test_many_locks(make_pool: MakePool) -> None:
 
 
 def assert_works(ensemble: Ensemble, make_pool: MakePool) -> None:
-    pool = make_pool(ensemble.hosts, connect_timeout=PATIENCE, root="/django_zklock")
+    pool = make_pool(ensemble.hosts, connect_timeout=TIMEOUT, root="/django_zklock")
     for number in (0, COUNT - 1):
-        Lock(f"invoice:{number:06}", pool).acquire(timeout=PATIENCE).release(wait=True)
+        Lock(f"invoice:{number:06}", pool).acquire(timeout=TIMEOUT).release(wait=True)
     pool.close()

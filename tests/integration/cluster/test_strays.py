@@ -24,7 +24,7 @@ ROOT = "/strays"
 # Of those who wait behind a stray: twenty ticks. They find it after that.
 SESSION_TIMEOUT = 4.0
 # Longer than an election and several session timeouts, whatever else the machine does.
-PATIENCE = 120.0
+TIMEOUT = 120.0
 
 # By the lock: what blocks it at one server, and how it is asked for.
 STRAYS: dict[str, tuple[Sequence[Kind], int | None, Rule]] = {
@@ -147,7 +147,7 @@ def test_strays__are_there(split: Split) -> None:
 def test_wait(split: Split, at_the_odd_one: Callable[[], Pool], caplog: pytest.LogCaptureFixture, lock: str) -> None:
     """Who waits behind nodes that only its own server has goes to another server, and has the lock."""
     pool = at_the_odd_one()
-    with Lock(lock, pool, rule=STRAYS[lock][2]).acquire(timeout=PATIENCE):
+    with Lock(lock, pool, rule=STRAYS[lock][2]).acquire(timeout=TIMEOUT):
         assert any("event=stray_found" in each.message for each in caplog.records)
         assert pool.session("/").wire.server != split.odd.hosts
         # Nothing was deleted by anybody.
@@ -157,13 +157,13 @@ def test_wait(split: Split, at_the_odd_one: Callable[[], Pool], caplog: pytest.L
 def test_wait__strict(split: Split, at_the_odd_one: Callable[..., Pool]) -> None:
     """Where the loss of a connection is the loss of its locks, one who only waits leaves too."""
     pool = at_the_odd_one(strict=True)
-    with Lock("strict", pool).acquire(timeout=PATIENCE):
+    with Lock("strict", pool).acquire(timeout=TIMEOUT):
         assert pool.session("/").wire.server != split.odd.hosts
 
 
 def test_wait__several_keys(split: Split, at_the_odd_one: Callable[[], Pool]) -> None:
     """A stray in one queue of several is as bad."""
-    with Lock(["free", "several"], at_the_odd_one()).acquire(timeout=PATIENCE):
+    with Lock(["free", "several"], at_the_odd_one()).acquire(timeout=TIMEOUT):
         assert len(names(split.odd, "several")) == 2
 
 
@@ -174,7 +174,7 @@ def test_wait__in_the_second_place(split: Split, at_the_odd_one: Callable[[], Po
     waiter = waiting_in(Lock("behind another", at_the_odd_one()))
     wait_until(lambda: len(names(split.odd, "behind another")) == 3)
     held.release(wait=True)
-    waiter.result(PATIENCE).release()
+    waiter.result(TIMEOUT).release()
 
 
 def test_try(split: Split, at_the_odd_one: Callable[[], Pool]) -> None:
@@ -188,7 +188,7 @@ def test_try(split: Split, at_the_odd_one: Callable[[], Pool]) -> None:
         return False
 
     assert not attempt()
-    wait_until(attempt, PATIENCE)
+    wait_until(attempt, TIMEOUT)
 
 
 def test_wait__behind_a_holder(split: Split, make_pool: MakePool, caplog: pytest.LogCaptureFixture) -> None:
@@ -197,11 +197,11 @@ def test_wait__behind_a_holder(split: Split, make_pool: MakePool, caplog: pytest
     session = pools[1].session("/")
     held = Lock("held", pools[0]).acquire(timeout=60)
     waiter = waiting_in(Lock("held", pools[1]))
-    wait_until(lambda: any(each.is_asked for each in session.strays._waits.values()), PATIENCE)
+    wait_until(lambda: any(each.is_asked for each in session.strays._waits.values()), TIMEOUT)
     answered: list[bool] = []
     # After the answer of the leader.
     session.post(lambda: session.wire.sync("/", lambda _value, _error: answered.append(True)))
-    wait_until(lambda: answered, PATIENCE)
+    wait_until(lambda: answered, TIMEOUT)
     assert not any("event=stray_found" in each.message for each in caplog.records)
     held.release()
-    waiter.result(PATIENCE).release()
+    waiter.result(TIMEOUT).release()

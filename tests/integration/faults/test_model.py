@@ -408,7 +408,7 @@ def run(world: World, machine: type[Machine], count: int) -> None:
             stateful_step_count=STEPS,
             deadline=None,
             database=None,
-            # A failure takes as long as the patience of its last wait; to shrink it would take an hour.
+            # A failure takes as long as the timeout of its last wait; to shrink it would take an hour.
             phases=[Phase.explicit, Phase.generate],
             suppress_health_check=list(HealthCheck),
         ),

@@ -24,7 +24,7 @@ MIDDLE = 70
 # Longer than a server takes to come back, whatever else the machine does.
 SESSION_TIMEOUT = 40.0
 # For all of them together, on a busy machine.
-PATIENCE = scaled(60)
+TIMEOUT = scaled(60)
 
 
 class Queue:
@@ -41,10 +41,10 @@ class Queue:
         self.runners = [Runner(lambda number=number: self._enter(number)) for number in range(WAITERS)]  # type: ignore[misc]
 
     def _enter(self, number: int) -> None:
-        with Lock("k", self.pools[number % POOLS]).acquire(timeout=PATIENCE) as held:
+        with Lock("k", self.pools[number % POOLS]).acquire(timeout=TIMEOUT) as held:
             assert self._alone.acquire(blocking=False), "two at once"
             self.holds.append(held)
-            assert len(self.holds) != MIDDLE or self.go_on.wait(PATIENCE)
+            assert len(self.holds) != MIDDLE or self.go_on.wait(TIMEOUT)
             held.check()
             self._alone.release()
 
@@ -69,16 +69,16 @@ class Queue:
 
         with self.looking() as observer:
             what = f"{expected} wait"
-            return list(wait_until(lambda: len(names := found(observer)) == expected and names, PATIENCE, what))
+            return list(wait_until(lambda: len(names := found(observer)) == expected and names, TIMEOUT, what))
 
     def reach_the_middle(self) -> None:
         """Wait until that one holds."""
-        wait_until(lambda: len(self.holds) == MIDDLE, PATIENCE, f"the one in the middle holds after {len(self.holds)}")
+        wait_until(lambda: len(self.holds) == MIDDLE, TIMEOUT, f"the one in the middle holds after {len(self.holds)}")
 
     def end(self, order: list[str]) -> None:
         """See that all came, in that order and with growing tokens, and that nothing is left."""
         for runner in self.runners:
-            runner.result(PATIENCE)
+            runner.result(TIMEOUT)
         assert [held.node.rpartition("/")[2] for held in self.holds] == order
         tokens = [held.token for held in self.holds]
         assert tokens == sorted(set(tokens))
@@ -115,7 +115,7 @@ def test_session_ended__fifty_of_two_hundred_waiters(
     unlucky = queue.pools[1]
     before = queue.stand(unlucky)
     own_observer.end_session(unlucky)
-    after = wait_until(lambda: not set(names := queue.stand(unlucky)) & set(before) and names, PATIENCE)
+    after = wait_until(lambda: not set(names := queue.stand(unlucky)) & set(before) and names, TIMEOUT)
     order = queue.stand()
     assert order == [name for name in first if name not in before] + after
     held.release()

@@ -19,11 +19,11 @@ from tests.support.tcp_proxy import DOWN, UP, Proxy
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, wait_until
 
-TIMEOUT = 12.0
+SESSION_TIMEOUT = 12.0
 # By then a heartbeat has found silence for longer than is tolerated.
-TOO_LONG = (MAX_SILENCE + 1 / HEARTBEATS_PER_SESSION) * TIMEOUT
+TOO_LONG = (MAX_SILENCE + 1 / HEARTBEATS_PER_SESSION) * SESSION_TIMEOUT
 # Longer than all that is slow here, whatever else the machine does.
-PATIENCE = 180.0
+TIMEOUT = 180.0
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def proxy(server: ZooKeeperServer) -> Iterator[Proxy]:
 
 @pytest.fixture
 def pool(make_pool: MakePool, proxy: Proxy) -> Pool:
-    return make_pool(proxy.hosts, session_timeout=TIMEOUT)
+    return make_pool(proxy.hosts, session_timeout=SESSION_TIMEOUT)
 
 
 def session_of(pool: Pool) -> Session:
@@ -65,10 +65,10 @@ def test_held__many(server: ZooKeeperServer, proxy: Proxy, pool: Pool) -> None:
     holds = [Lock(f"k{number}", pool).acquire(timeout=60) for number in range(300)]
     # The answers to a read of all of them take three sevenths of the session timeout, those to one portion a seventh.
     proxy.rate[DOWN] = 8_000
-    wait_until(lambda: watched(server) == len(holds), PATIENCE)
+    wait_until(lambda: watched(server) == len(holds), TIMEOUT)
     beats = server.requests.count("sync")
     proxy.on_chunk = count
-    wait_until(lambda: server.requests.count("sync") >= beats + 4, PATIENCE)
+    wait_until(lambda: server.requests.count("sync") >= beats + 4, TIMEOUT)
     assert sum(passed.values()) < 5_000
     assert server.requests.count("getData") == len(holds)
     for held in holds:
@@ -84,27 +84,27 @@ def test_list__long_queue(server: ZooKeeperServer, proxy: Proxy, pool: Pool) -> 
     names = [f"{path}/{name_prefix(new_guid(), Kind.EXCLUSIVE)}{number:010d}" for number in range(3000)]
     server.call(lambda: server.service.commit(*(Created(name, b"", acl, 0) for name in names)))
     proxy.rate[DOWN] = sum(len(name.rpartition("/")[2]) for name in names) / (2 * TOO_LONG)
-    waiter = Runner(lambda: lock.acquire(timeout=PATIENCE))
-    wait_until(lambda: any(is_watching(each) for each in list(session_of(pool).listeners)), PATIENCE)
+    waiter = Runner(lambda: lock.acquire(timeout=TIMEOUT))
+    wait_until(lambda: any(is_watching(each) for each in list(session_of(pool).listeners)), TIMEOUT)
     assert waiter.running
 
 
 def test_reconnect__many_watches(server: ZooKeeperServer, proxy: Proxy, make_pool: MakePool, pool: Pool) -> None:
     """Watches are set again in portions, so that a thin link is not taken for a dead one in the middle."""
     held = Lock("k" * 100, make_pool(server.hosts, session_timeout=40.0)).acquire(timeout=60)
-    waiters = [Runner(lambda: Lock("k" * 100, pool).acquire(timeout=PATIENCE).release()) for _ in range(400)]
-    wait_until(lambda: sum(is_watching(each) for each in list(session_of(pool).listeners)) == 400, PATIENCE)
+    waiters = [Runner(lambda: Lock("k" * 100, pool).acquire(timeout=TIMEOUT).release()) for _ in range(400)]
+    wait_until(lambda: sum(is_watching(each) for each in list(session_of(pool).listeners)) == 400, TIMEOUT)
     size = sum(len(path) for path in server.call(lambda: list(server.service.newest.watches.data._by_path)))
     # A portion takes half of the silence that is tolerated.
-    rate = MAX_PATHS / (MAX_SILENCE / 2 * TIMEOUT)
+    rate = MAX_PATHS / (MAX_SILENCE / 2 * SESSION_TIMEOUT)
     assert size / rate > TOO_LONG
     session, epoch = session_of(pool), session_of(pool).epoch
     with server.faults.refuse():
         server.faults.drop(session.id or 0)
         wait_until(lambda: session.epoch > epoch)
         proxy.rate[UP] = rate
-    wait_until(lambda: session.connected and session.watching, PATIENCE)
+    wait_until(lambda: session.connected and session.watching, TIMEOUT)
     proxy.rate[UP] = float("inf")
     held.release()
     for waiter in waiters:
-        waiter.result(PATIENCE)
+        waiter.result(TIMEOUT)

@@ -208,7 +208,7 @@ def test_connecting__slow_servers(server: ZooKeeperServer, make_pool: MakePool) 
     assert wire_of(pool.sessions()[0])._connection.server_limit == pytest.approx(share)
 
 
-def test_connecting__no_longer_than_the_patience(make_pool: MakePool) -> None:
+def test_connecting__no_longer_than_the_timeout(make_pool: MakePool) -> None:
     """However often it is tried, no server gets more than the whole time."""
     pool = make_pool("127.0.0.1:1,127.0.0.1:2", connect_timeout=0.5)
     with pytest.raises(ZooKeeperUnavailable):

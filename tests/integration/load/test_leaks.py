@@ -36,7 +36,7 @@ CYCLES = int(os.environ.get("ZKLOCK_LEAK_CYCLES", "5000"))
 WAITS = CYCLES // 10
 THREADS, TASKS = 6, 4
 # Hanging is all that these are against: a minute is too little for seven seconds of computing at a load of thirty.
-PATIENCE = max(240.0, CYCLES / 100)
+TIMEOUT = max(240.0, CYCLES / 100)
 LIMIT = max(600.0, CYCLES / 50)
 
 RULES: list[Rule] = [EXCLUSIVE, READ, WRITE, semaphore(2)]
@@ -130,7 +130,7 @@ def finish(calls: list[Callable[[], None]]) -> None:
     """Run each call in a thread; raise the first error."""
     runners = [Runner(call) for call in calls]
     wait_until(
-        lambda: any(runner.error for runner in runners) or not any(runner.running for runner in runners), PATIENCE
+        lambda: any(runner.error for runner in runners) or not any(runner.running for runner in runners), TIMEOUT
     )
     for runner in runners:
         if runner.error is not None:
@@ -160,7 +160,7 @@ def take(pools: list[Pool], count: int) -> None:
         chance, pool = random.Random(number), pools[number % len(pools)]
         for _ in range(share):
             lock = pick(chance, pool, f"thread-{number}")
-            held = lock.try_acquire() if chance.random() < 0.2 else lock.acquire(timeout=PATIENCE)
+            held = lock.try_acquire() if chance.random() < 0.2 else lock.acquire(timeout=TIMEOUT)
             if held is not None:
                 held.check()
                 held.release()
@@ -181,7 +181,7 @@ def wait_in_vain(server: ZooKeeper, pools: list[Pool], count: int) -> None:
     def thread(number: int) -> None:
         chance, pool = random.Random(number), pools[number % len(pools)]
         for _ in range(share):
-            wait_until(lambda: len(pool.session("/").listeners) < CROWD, PATIENCE, "the others have left")
+            wait_until(lambda: len(pool.session("/").listeners) < CROWD, TIMEOUT, "the others have left")
             lock = Lock(chance.choice(["x", ["x", "y"], ["y", f"free-{number}"]]), pool, rule=chance.choice(RULES))
             # The other one if there was no time for an answer.
             with pytest.raises((LockTimeout, ZooKeeperUnavailable)):

@@ -50,7 +50,7 @@ pytestmark = [pytest.mark.zookeeper, pytest.mark.xdist_group("secure")]
 REPOSITORY = Path(__file__).resolve().parents[3]
 NAME = "localhost"
 # Whoever may not connect learns that after this.
-PATIENCE = 1.5
+TIMEOUT = 1.5
 # Seconds, for a busy machine; also the limit of attempts that are to end long before it.
 LONG = 60.0
 TIMES = {"SESSION_TIMEOUT": 6.0, "CONNECT_TIMEOUT": LONG}
@@ -167,7 +167,7 @@ def configure(settings: Settings, request: pytest.FixtureRequest) -> Configure:
     return configure
 
 
-def refused(match: str, *, within: float = PATIENCE + 15.0) -> str:
+def refused(match: str, *, within: float = TIMEOUT + 15.0) -> str:
     """Try to get a lock and give the message of the error that says that ZooKeeper cannot be used.
 
     On a busy machine an attempt may be over before it has met the reason; then there is another one.
@@ -325,7 +325,7 @@ def test_tls__many_answers_in_one_record(server: SecureZooKeeper, papers: Papers
 
 def test_tls__other_authority(server: SecureZooKeeper, papers: Papers, configure: Configure) -> None:
     """A server whose certificate another authority has signed is refused, and the error says so."""
-    configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.other_authority.certificate)), CONNECT_TIMEOUT=PATIENCE)
+    configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.other_authority.certificate)), CONNECT_TIMEOUT=TIMEOUT)
     message = refused("certificate verify failed")
     assert server.secure_hosts in message
 
@@ -334,7 +334,7 @@ def test_tls__reason_is_logged(
     server: SecureZooKeeper, papers: Papers, configure: Configure, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log of the connection tells the reason too, where nobody waits for a lock."""
-    configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.other_authority.certificate)), CONNECT_TIMEOUT=PATIENCE)
+    configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.other_authority.certificate)), CONNECT_TIMEOUT=TIMEOUT)
     with caplog.at_level(logging.WARNING, "django_zklock.kazoo"):
         refused("certificate verify failed")
     assert "certificate verify failed" in caplog.text
@@ -343,7 +343,7 @@ def test_tls__reason_is_logged(
 def test_tls__other_host_name(server: SecureZooKeeper, papers: Papers, configure: Configure) -> None:
     """A certificate for another host is refused, unless the setting says not to check it."""
     hosts = f"{LOOPBACK}:{server.secure_port}"
-    configure(hosts, TLS=papers.tls(CHECK_HOSTNAME=True), CONNECT_TIMEOUT=PATIENCE)
+    configure(hosts, TLS=papers.tls(CHECK_HOSTNAME=True), CONNECT_TIMEOUT=TIMEOUT)
     refused("IP address mismatch")
     configure(hosts, TLS=papers.tls(CHECK_HOSTNAME=False))
     zk_lock("k").acquire(timeout=60).release(wait=True)
@@ -362,7 +362,7 @@ def test_tls__no_client_certificate(
 ) -> None:
     """A client that shows no certificate to a server that wants one learns that TLS is the matter."""
     server = request.getfixturevalue("server" if version == "TLSv1.2" else "modern_server")
-    configure(server.secure_hosts, TLS=papers.tls(CERT=None, KEY=None), CONNECT_TIMEOUT=PATIENCE)
+    configure(server.secure_hosts, TLS=papers.tls(CERT=None, KEY=None), CONNECT_TIMEOUT=TIMEOUT)
     refused("(?i)alert")
 
 
@@ -377,22 +377,22 @@ def test_tls__key_password(server: SecureZooKeeper, papers: Papers, configure: C
     configure(server.secure_hosts, TLS=papers.tls(papers.locked, KEY_PASSWORD="opens"))
     zk_lock("k").acquire(timeout=60).release(wait=True)
     for wrong in ("shuts", None):
-        configure(server.secure_hosts, TLS=papers.tls(papers.locked, KEY_PASSWORD=wrong), CONNECT_TIMEOUT=PATIENCE)
+        configure(server.secure_hosts, TLS=papers.tls(papers.locked, KEY_PASSWORD=wrong), CONNECT_TIMEOUT=TIMEOUT)
         message = refused("(?i)bad decrypt|bad password|PEM lib|problems getting password")
         assert "shuts" not in message
 
 
 def test_tls__file_is_gone(server: SecureZooKeeper, papers: Papers, configure: Configure, tmp_path: Path) -> None:
     """A file that vanishes after the system checks is named as the reason."""
-    configure(server.secure_hosts, TLS=papers.tls(CA=str(tmp_path / "no.pem")), CONNECT_TIMEOUT=PATIENCE)
+    configure(server.secure_hosts, TLS=papers.tls(CA=str(tmp_path / "no.pem")), CONNECT_TIMEOUT=TIMEOUT)
     refused("No such file")
 
 
 def test_tls__plain_port(server: SecureZooKeeper, papers: Papers, configure: Configure) -> None:
     """TLS to the plain port, and none to the port for TLS, end in time."""
-    configure(f"{NAME}:{server.port}", TLS=papers.tls(), CONNECT_TIMEOUT=PATIENCE)
+    configure(f"{NAME}:{server.port}", TLS=papers.tls(), CONNECT_TIMEOUT=TIMEOUT)
     refused("no connection")
-    configure(server.secure_hosts, CONNECT_TIMEOUT=PATIENCE)
+    configure(server.secure_hosts, CONNECT_TIMEOUT=TIMEOUT)
     refused("no connection")
 
 
@@ -721,7 +721,7 @@ def test_doctor__other_authority(
     server: SecureZooKeeper, papers: Papers, configure: Configure, diagnose: Callable[[], dict[str, Finding]]
 ) -> None:
     """A server that cannot be believed is not asked, and the reason is told."""
-    configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.other_authority.certificate)), CONNECT_TIMEOUT=PATIENCE)
+    configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.other_authority.certificate)), CONNECT_TIMEOUT=TIMEOUT)
     found = diagnose()
     for name in ("ensemble.server", "lock.trial"):
         assert found[name].level == "error"
@@ -732,9 +732,9 @@ def test_doctor__plain_port(
     server: SecureZooKeeper, papers: Papers, configure: Configure, diagnose: Callable[[], dict[str, Finding]]
 ) -> None:
     """TLS to the plain port, and none to the port for TLS, are errors of that server."""
-    configure(f"{NAME}:{server.port}", TLS=papers.tls(), CONNECT_TIMEOUT=PATIENCE)
+    configure(f"{NAME}:{server.port}", TLS=papers.tls(), CONNECT_TIMEOUT=TIMEOUT)
     assert diagnose()["ensemble.server"].level == "error"
-    configure(server.secure_hosts, CONNECT_TIMEOUT=PATIENCE)
+    configure(server.secure_hosts, CONNECT_TIMEOUT=TIMEOUT)
     assert diagnose()["ensemble.server"].level == "error"
 
 
@@ -746,7 +746,7 @@ def test_doctor__file_is_gone(
     diagnose: Callable[[], dict[str, Finding]],
 ) -> None:
     """A file that is not there is told by the system check, and by whoever needs it."""
-    configure(server.secure_hosts, TLS=papers.tls(CA=str(tmp_path / "no.pem")), CONNECT_TIMEOUT=PATIENCE)
+    configure(server.secure_hosts, TLS=papers.tls(CA=str(tmp_path / "no.pem")), CONNECT_TIMEOUT=TIMEOUT)
     found = diagnose()
     assert found["settings.checks"].subject == "django_zklock.E002"
     assert "No such file" in found["ensemble.server"].found
@@ -765,7 +765,7 @@ def test_doctor__wrong_password(
     server: SecureZooKeeper, configure: Configure, diagnose: Callable[[], dict[str, Finding]]
 ) -> None:
     """A wrong password is told, and is not in the text."""
-    configure(server.hosts, SASL=SASL | {"password": "wrong!"}, CONNECT_TIMEOUT=PATIENCE)
+    configure(server.hosts, SASL=SASL | {"password": "wrong!"}, CONNECT_TIMEOUT=TIMEOUT)
     found = diagnose()
     assert found["lock.trial"].level == "error"
     assert "authentication was refused" in found["lock.trial"].found

@@ -126,8 +126,8 @@ public final class CuratorClient {
                 lock(command[1], command[2]).acquire();
                 return "acquired";
             case "try":
-                long patience = Long.parseLong(command[3]);
-                return lock(command[1], command[2]).acquire(patience, TimeUnit.MILLISECONDS) ? "acquired" : "busy";
+                long timeout = Long.parseLong(command[3]);
+                return lock(command[1], command[2]).acquire(timeout, TimeUnit.MILLISECONDS) ? "acquired" : "busy";
             case "release":
                 lock(command[1], command[2]).release();
                 return "released";

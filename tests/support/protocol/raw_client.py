@@ -20,7 +20,7 @@ PING_XID = -2
 EVENT_XID = -1
 NO_PASSWORD = bytes(16)
 # For one reply: a silent server must fail the test, not block it.
-PATIENCE = scaled(10)
+TIMEOUT = scaled(10)
 
 
 class ClosedError(Exception):
@@ -59,24 +59,24 @@ class Greeting:
 
 
 class RawClient:
-    """One blocking connection; every wait has a timeout of ``patience`` seconds.
+    """One blocking connection; every wait has a timeout of ``wait_timeout`` seconds.
 
     ``events`` are the watch events that arrived before replies and have not been consumed.
     """
 
-    def __init__(self, address: tuple[str, int], *, patience: float = PATIENCE) -> None:
-        self.patience = patience
+    def __init__(self, address: tuple[str, int], *, wait_timeout: float = TIMEOUT) -> None:
+        self.wait_timeout = wait_timeout
         self.events: list[Event] = []
         self._xid = 0
         self._received = bytearray()
-        self._socket = socket.create_connection(address, patience)
+        self._socket = socket.create_connection(address, wait_timeout)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     # Frames.
 
     def send_bytes(self, piece: bytes) -> None:
         """Send the bytes; a closed connection is noticed when reading."""
-        self._socket.settimeout(self.patience)
+        self._socket.settimeout(self.wait_timeout)
         with contextlib.suppress(ConnectionError):
             self._socket.sendall(piece)
 
@@ -85,7 +85,7 @@ class RawClient:
 
     def receive_frame(self) -> bytes:
         """Wait for the next frame, or raise ClosedError or TimeoutError."""
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + self.wait_timeout
         while True:
             if len(self._received) >= INT.size:
                 end = INT.size + int(INT.unpack_from(self._received)[0])
@@ -104,7 +104,7 @@ class RawClient:
 
     def receive_all(self) -> bytes:
         """Wait for the end of the connection; return the frames before it."""
-        self._socket.settimeout(self.patience)
+        self._socket.settimeout(self.wait_timeout)
         while piece := self._socket.recv(1 << 20):
             self._received += piece
         return bytes(self._received)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.protocol import jute
 from tests.support.protocol.jute import Reader, Stat, Value
 from tests.support.protocol.operations import GetData, Home, Operation
-from tests.support.protocol.raw_client import NO_PASSWORD, PATIENCE, Event, Greeting, RawClient, Reply
+from tests.support.protocol.raw_client import NO_PASSWORD, TIMEOUT, Event, Greeting, RawClient, Reply
 
 HOME = Home()
 
@@ -32,9 +32,9 @@ class Talker(RawClient):
         timeout: int = 30_000,
         last_zxid: int = 0,
         greet: bool = True,
-        patience: float = PATIENCE,
+        wait_timeout: float = TIMEOUT,
     ) -> None:
-        super().__init__(address, patience=patience)
+        super().__init__(address, wait_timeout=wait_timeout)
         identity = (0, NO_PASSWORD) if of is None else (of.greeting.session, of.greeting.password)
         self.send_frame(connect_frame(*identity, timeout=timeout, last_zxid=last_zxid))
         if greet:

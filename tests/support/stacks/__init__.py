@@ -24,9 +24,9 @@ from tests.support.timing import scaled
 
 HERE = str(Path(__file__).parent)
 # Seconds. What fails sooner has waited for nobody.
-IMPATIENCE = 2.0
+SHORTEST_WAIT = 2.0
 # Seconds in which a process must have written all.
-PATIENCE = scaled(5)
+TIMEOUT = scaled(5)
 # Java writes this after the last of its threads.
 END_OF_JAVA = "JNI global refs"
 
@@ -59,7 +59,7 @@ class Stacks:
 
     def __init__(self) -> None:
         """Make the file for the answers."""
-        self.impatience, self.patience = IMPATIENCE, PATIENCE
+        self.shortest_wait, self.timeout = SHORTEST_WAIT, TIMEOUT
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._begun = time.monotonic()
@@ -107,7 +107,7 @@ class Stacks:
         """Add the stacks of the chosen processes and their children to an exception, unless nothing was waited for."""
         if (
             os.getpid() != self._owner
-            or time.monotonic() < self._begun + self.impatience
+            or time.monotonic() < self._begun + self.shortest_wait
             # Not a test that is skipped or interrupted.
             or not isinstance(error, (Exception, pytest.fail.Exception))
         ):
@@ -150,13 +150,13 @@ class Stacks:
         """Send the signal, and return what is added to the file, up to the end."""
         length = os.fstat(file).st_size
         self._kill(each.pid, number)
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + self.timeout
         while True:
             text = os.pread(file, os.fstat(file).st_size - length, length).decode(errors="replace")
             if end in text:
                 return f"\n{text.partition(end)[0]}"
             if time.monotonic() > deadline:
-                return f"no more than this within {self.patience:g} s, as it runs no Python code\n{text}"
+                return f"no more than this within {self.timeout:g} s, as it runs no Python code\n{text}"
             time.sleep(0.01)
 
 

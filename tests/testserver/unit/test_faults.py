@@ -20,7 +20,7 @@ from tests.support.protocol.raw_client import ClosedError
 from tests.support.protocol.session_client import Talker
 from tests.support.timing import scaled
 
-PATIENCE = scaled(10)
+TIMEOUT = scaled(10)
 DELETED, CHILD = 2, 4
 
 
@@ -36,9 +36,9 @@ def start(server: ZooKeeperServer) -> Iterator[Callable[[], KazooClient]]:
     clients = []
 
     def start() -> KazooClient:
-        client = KazooClient(server.hosts, timeout=PATIENCE)
+        client = KazooClient(server.hosts, timeout=TIMEOUT)
         clients.append(client)
-        client.start(timeout=PATIENCE)
+        client.start(timeout=TIMEOUT)
         return client
 
     yield start
@@ -74,9 +74,9 @@ def test_expire__kazoo(server: ZooKeeperServer, start: Callable[[], KazooClient]
 
     assert server.faults.expire(before) == 1
 
-    assert events.get(timeout=PATIENCE).type == "DELETED"
+    assert events.get(timeout=TIMEOUT).type == "DELETED"
     assert witness.exists("/held") is None
-    assert [states.get(timeout=PATIENCE) for _ in range(3)] == [
+    assert [states.get(timeout=TIMEOUT) for _ in range(3)] == [
         KazooState.SUSPENDED,
         KazooState.LOST,
         KazooState.CONNECTED,
@@ -134,7 +134,7 @@ def test_expire__while_waiting(server: ZooKeeperServer, start: Callable[[], Kazo
         answer = client.create_async("/a")
         server.requests.wait_for("create", path="/a")
         server.faults.expire(session_of(client))
-    assert answer.get(timeout=PATIENCE) == "/a"
+    assert answer.get(timeout=TIMEOUT) == "/a"
 
 
 # Drop.
@@ -149,7 +149,7 @@ def test_drop__kazoo(server: ZooKeeperServer, start: Callable[[], KazooClient]) 
 
     assert server.faults.drop() == 1
 
-    assert [states.get(timeout=PATIENCE) for _ in range(2)] == [KazooState.SUSPENDED, KazooState.CONNECTED]
+    assert [states.get(timeout=TIMEOUT) for _ in range(2)] == [KazooState.SUSPENDED, KazooState.CONNECTED]
     assert session_of(client) == before == server.owner("/held")
     assert server.requests.count("connect") == 2
 
@@ -197,9 +197,9 @@ def test_refuse__kazoo(server: ZooKeeperServer, start: Callable[[], KazooClient]
     before = session_of(client)
     refusal = server.faults.refuse()
     server.faults.drop()
-    assert states.get(timeout=PATIENCE) == KazooState.SUSPENDED
+    assert states.get(timeout=TIMEOUT) == KazooState.SUSPENDED
     refusal.end()
-    assert states.get(timeout=PATIENCE) == KazooState.CONNECTED
+    assert states.get(timeout=TIMEOUT) == KazooState.CONNECTED
     assert session_of(client) == before
 
 
@@ -342,7 +342,7 @@ def test_fault__several_threads(server: ZooKeeperServer) -> None:
     shared = server.faults.refuse()
 
     def work(number: int) -> None:
-        barrier.wait(PATIENCE)
+        barrier.wait(TIMEOUT)
         for _ in range(20):
             with (
                 server.faults.black_hole("requests", session=number),
@@ -351,7 +351,7 @@ def test_fault__several_threads(server: ZooKeeperServer) -> None:
             ):
                 server.faults.expire(number)
                 server.faults.drop(number)
-        barrier.wait(PATIENCE)
+        barrier.wait(TIMEOUT)
         shared.end()
 
     with ThreadPoolExecutor(threads) as pool:

@@ -26,7 +26,7 @@ from tests.support.protocol.raw_client import Event, RawClient, Reply
 from tests.support.protocol.session_client import Talker
 from tests.support.timing import scaled
 
-PATIENCE = scaled(10)
+TIMEOUT = scaled(10)
 DELETED = 2
 NO_NODE = -101
 
@@ -40,8 +40,8 @@ def server() -> Iterator[ZooKeeperServer]:
 
 @pytest.fixture
 def kazoo(server: ZooKeeperServer) -> Iterator[KazooClient]:
-    client = KazooClient(server.hosts, timeout=PATIENCE)
-    client.start(timeout=PATIENCE)
+    client = KazooClient(server.hosts, timeout=TIMEOUT)
+    client.start(timeout=TIMEOUT)
     yield client
     server.faults.heal()
     client.stop()
@@ -147,12 +147,12 @@ def test_black_hole__session_lives(server: ZooKeeperServer) -> None:
 
 def test_black_hole__end_of_connection(server: ZooKeeperServer) -> None:
     """The client does not learn that the server has closed its connection until the black hole ends."""
-    with Talker(server.address, patience=0.1) as client:
+    with Talker(server.address, wait_timeout=0.1) as client:
         with server.faults.black_hole("replies"):
             server.faults.expire(client.session)
             with pytest.raises(TimeoutError):
                 client.receive_frame()
-        client.patience = PATIENCE
+        client.wait_timeout = TIMEOUT
         assert client.is_closed()
 
 
@@ -174,12 +174,12 @@ def test_black_hole__expired_while_reconnecting(server: ZooKeeperServer) -> None
     with Talker(server.address) as client:
         server.faults.black_hole("replies", session=client.session)
         server.faults.expire(client.session)
-        with Talker(server.address, of=client, greet=False, patience=0.1) as again:
+        with Talker(server.address, of=client, greet=False, wait_timeout=0.1) as again:
             server.requests.wait_for("connect", 2)
             with pytest.raises(TimeoutError):
                 again.greet()
             server.faults.heal()
-            again.patience = PATIENCE
+            again.wait_timeout = TIMEOUT
             assert again.greet().session == 0
 
 
@@ -207,8 +207,8 @@ def test_black_hole__kazoo(server: ZooKeeperServer, kazoo: KazooClient) -> None:
     with server.faults.black_hole(session=session) as hole:
         server.faults.drop(session)
         hole.requests.wait_for("connect")
-        assert states.get(timeout=PATIENCE) == KazooState.SUSPENDED
-    assert states.get(timeout=PATIENCE) == KazooState.CONNECTED
+        assert states.get(timeout=TIMEOUT) == KazooState.SUSPENDED
+    assert states.get(timeout=TIMEOUT) == KazooState.CONNECTED
     assert server.owner("/held") == session == kazoo.client_id[0]
 
 

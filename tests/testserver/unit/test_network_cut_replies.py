@@ -23,7 +23,7 @@ from tests.support.protocol.raw_client import RawClient
 from tests.support.protocol.session_client import Talker, connect_frame
 from tests.support.timing import scaled
 
-PATIENCE = scaled(10)
+TIMEOUT = scaled(10)
 NO_NODE = -101
 
 
@@ -36,8 +36,8 @@ def server() -> Iterator[ZooKeeperServer]:
 
 @pytest.fixture
 def kazoo(server: ZooKeeperServer) -> Iterator[KazooClient]:
-    client = KazooClient(server.hosts, timeout=PATIENCE)
-    client.start(timeout=PATIENCE)
+    client = KazooClient(server.hosts, timeout=TIMEOUT)
+    client.start(timeout=TIMEOUT)
     yield client
     server.faults.heal()
     client.stop()

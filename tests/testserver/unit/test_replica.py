@@ -26,7 +26,7 @@ from tests.support.protocol.operations import (
 from tests.support.protocol.session_client import Talker
 from tests.support.timing import scaled
 
-PATIENCE = scaled(10)
+TIMEOUT = scaled(10)
 CREATED, DELETED, CHANGED, CHILD = 1, 2, 3, 4
 NO_NODE, BAD_VERSION = -101, -103
 
@@ -322,7 +322,7 @@ def test_lag__kazoo(server: ZooKeeperServer) -> None:
     """Code that trusts its reads is wrong, and code that syncs first is right."""
     clients = [KazooClient(server.hosts) for _ in range(2)]
     for client in clients:
-        client.start(timeout=PATIENCE)
+        client.start(timeout=TIMEOUT)
     one, other = clients
     with server.faults.lag_reads(1):
         one.create("/a")

@@ -29,7 +29,7 @@ from tests.support.protocol.operations import (
 from tests.support.protocol.session_client import Talker
 from tests.support.timing import scaled
 
-PATIENCE = scaled(10)
+TIMEOUT = scaled(10)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_log__outlives_a_restart(server: ZooKeeperServer) -> None:
 def test_log__kazoo(server: ZooKeeperServer) -> None:
     """A test can read the kinds and the number of its requests."""
     client = KazooClient(server.hosts)
-    client.start(timeout=PATIENCE)
+    client.start(timeout=TIMEOUT)
     server.requests.clear()
     lock = client.Lock("/lock", "me")
     with lock:
@@ -193,22 +193,22 @@ def test_wait_for__comes_later() -> None:
     ready = threading.Barrier(4)
 
     def wait(path: str | None, count: int) -> int:
-        ready.wait(PATIENCE)
-        log.wait_for("exists", count, path=path, timeout=PATIENCE)
+        ready.wait(TIMEOUT)
+        log.wait_for("exists", count, path=path, timeout=TIMEOUT)
         return log.count("exists")
 
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(wait, None, 1)
         others = [pool.submit(wait, "/b", 1), pool.submit(wait, None, 3)]
-        ready.wait(PATIENCE)
+        ready.wait(TIMEOUT)
         log.add(request(Opcode.CREATE, "/b"))
         assert not first.done()
         log.add(request())
-        assert first.result(PATIENCE) >= 1
+        assert first.result(TIMEOUT) >= 1
         log.add(request())
         assert not any(each.done() for each in others)
         log.add(request(path="/b"))
-        assert [each.result(PATIENCE) for each in others] == [3, 3]
+        assert [each.result(TIMEOUT) for each in others] == [3, 3]
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.05])

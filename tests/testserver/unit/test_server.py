@@ -25,7 +25,7 @@ from tests.support.raw_fork import raw_fork
 from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
 
-PATIENCE = scaled(10)
+TIMEOUT = scaled(10)
 LOOPBACK = "127.0.0.1"
 NOBODY_HERE = ["/zookeeper", "/zookeeper/config", "/zookeeper/quota"]
 
@@ -87,8 +87,8 @@ def test_start__anew(server: ZooKeeperServer) -> None:
 
 def test_start__anew_with_kazoo(server: ZooKeeperServer) -> None:
     """A client resumes its session."""
-    client = KazooClient(server.hosts, timeout=PATIENCE)
-    client.start(timeout=PATIENCE)
+    client = KazooClient(server.hosts, timeout=TIMEOUT)
+    client.start(timeout=TIMEOUT)
     client.create("/held", ephemeral=True)
     session = client.client_id[0]
     server.stop()
@@ -236,7 +236,7 @@ def test_stop__while_clients_connect(caplog: pytest.LogCaptureFixture) -> None:
             server.stop()
             server.start()
         stopped.set()
-        assert sum(each.result(PATIENCE) for each in connecting) >= 100
+        assert sum(each.result(TIMEOUT) for each in connecting) >= 100
     assert sockets_at(server.address[1]) > 0
     port_number = server.address[1]
     server.close()
@@ -258,17 +258,17 @@ def test_server__several_threads() -> None:
     barrier = threading.Barrier(6)
 
     def start() -> None:
-        barrier.wait(PATIENCE)
+        barrier.wait(TIMEOUT)
         for _ in range(30):
             server.start()
 
     def stop() -> None:
-        barrier.wait(PATIENCE)
+        barrier.wait(TIMEOUT)
         for _ in range(30):
             server.stop()
 
     def ask() -> None:
-        barrier.wait(PATIENCE)
+        barrier.wait(TIMEOUT)
         for _ in range(100):
             assert answer(server) in (NOBODY_HERE, "the server does not run; start it, or use it as a context manager")
 
@@ -298,7 +298,7 @@ def test_address__ipv6() -> None:
         host, number = server.address
         assert (host, server.hosts) == ("::1", f"[::1]:{number}")
         client = KazooClient(server.hosts)
-        client.start(timeout=PATIENCE)
+        client.start(timeout=TIMEOUT)
         client.create("/held", ephemeral=True)
         client.stop()
         client.close()
@@ -421,7 +421,7 @@ def test_fork__while_clients_connect(server: ZooKeeperServer) -> None:
             server.requests.wait_for("connect", 40)
             enough.set()
             for each in connecting:
-                each.result(PATIENCE)
+                each.result(TIMEOUT)
             assert [one.hear(), other.hear()] == ["here"] * 2
             for client in clients:
                 client.start(CloseSession())
@@ -476,7 +476,7 @@ def test_wait_for_end(server: ZooKeeperServer) -> None:
             server.wait_for_end(client.session, 0.01)
         client.start(CloseSession())
         for each in waiting:
-            each.result(PATIENCE)
+            each.result(TIMEOUT)
         assert server.paths() == NOBODY_HERE
         server.wait_for_end(client.session)
         server.wait_for_end(1)

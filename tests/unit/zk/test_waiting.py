@@ -78,14 +78,14 @@ def test_deadline__capped() -> None:
 
 
 # In seconds: for what must happen, and for what must not.
-PATIENCE, MOMENT = scaled(10), 0.01
+TIMEOUT, MOMENT = scaled(10), 0.01
 
 
 def set_in_a_thread(event: AsyncAutoResetEvent) -> None:
     """Set the event in another thread, and wait for that thread."""
     thread = threading.Thread(target=event.set)
     thread.start()
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT)
     assert not thread.is_alive()
 
 
@@ -104,7 +104,7 @@ def test_set__while_it_is_waited_for() -> None:
         waiting = asyncio.ensure_future(event.wait())
         assert await stays_unset(AsyncAutoResetEvent())
         set_in_a_thread(event)
-        await asyncio.wait_for(waiting, PATIENCE)
+        await asyncio.wait_for(waiting, TIMEOUT)
         assert await stays_unset(event)
 
     asyncio.run(work())
@@ -117,7 +117,7 @@ def test_set__before_it_is_waited_for() -> None:
         event = AsyncAutoResetEvent()
         for _ in range(3):
             set_in_a_thread(event)
-        await asyncio.wait_for(event.wait(), PATIENCE)
+        await asyncio.wait_for(event.wait(), TIMEOUT)
         assert await stays_unset(event)
 
     asyncio.run(work())
@@ -128,7 +128,7 @@ def test_wait__timeout() -> None:
 
     async def work() -> None:
         event = AsyncAutoResetEvent()
-        await asyncio.wait_for(event.wait(MOMENT), PATIENCE)
+        await asyncio.wait_for(event.wait(MOMENT), TIMEOUT)
         assert await stays_unset(event)
 
     asyncio.run(work())
@@ -139,13 +139,13 @@ def test_wait__cancelled() -> None:
 
     async def work() -> None:
         event = AsyncAutoResetEvent()
-        waiting = asyncio.ensure_future(event.wait(PATIENCE))
+        waiting = asyncio.ensure_future(event.wait(TIMEOUT))
         await asyncio.sleep(0)
         waiting.cancel()
         event.set()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        await asyncio.wait_for(event.wait(), PATIENCE)
+        await asyncio.wait_for(event.wait(), TIMEOUT)
 
     asyncio.run(work())
 
@@ -170,14 +170,14 @@ def test_wait__signal_that_interrupts_nothing() -> None:
         raise SignalledError
 
     def be_signalled() -> None:
-        is_waiting.wait(PATIENCE)
+        is_waiting.wait(TIMEOUT)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         os.kill(os.getpid(), signal.SIGUSR1)
 
     is_waiting = threading.Event()
     event = AutoResetEvent()
     # Ends a wait that would never end.
-    rescue = threading.Timer(PATIENCE, event.set)
+    rescue = threading.Timer(TIMEOUT, event.set)
     previous = signal.signal(signal.SIGUSR1, handle)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     other = threading.Thread(target=be_signalled)
