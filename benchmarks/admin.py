@@ -51,13 +51,13 @@ def main() -> None:
             "ZOOKEEPER_HOSTS": server.hosts,
         }
         django.setup()
-        crowd = KazooClient(hosts=server.hosts, timeout=60)
-        crowd.start(timeout=20)
-        hold_many(crowd, ROOT, options.locks)
+        holder = KazooClient(hosts=server.hosts, timeout=60)
+        holder.start(timeout=20)
+        hold_many(holder, ROOT, options.locks)
         measure(server, options.rounds)
         connections.close_all()
-        crowd.stop()
-        crowd.close()
+        holder.stop()
+        holder.close()
 
 
 def measure(server: ZooKeeper, rounds: int) -> None:

@@ -34,7 +34,7 @@ UNIFORM = "cells => cells.forEach(cell => { cell.textContent = '0' })"
 # The interval of the updates, in milliseconds.
 INTERVAL = 2_000
 # How many more wait for the invoice at each update while the list is open.
-CROWD = (1, 2, 4, 6, 5, 3, 3, 1, 0, 0)
+WAITERS = (1, 2, 4, 6, 5, 3, 3, 1, 0, 0)
 
 Photograph = Callable[..., None]
 
@@ -149,7 +149,7 @@ def test_list(visit: Visit, shop: Site, shop_server: ZooKeeperServer, photograph
     row = page.get_by_role("row").filter(has_text="invoice:42")
     waiters: list[str] = []
     with pictured_locks.connect(shop_server) as client:
-        for size in CROWD:
+        for size in WAITERS:
             while len(waiters) > size:
                 client.delete(waiters.pop())
             while len(waiters) < size:

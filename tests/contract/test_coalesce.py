@@ -75,14 +75,14 @@ def test_line__one_waits(make_pool: MakePool, observer: Observer, rule: Rule, ro
     another.result().release()
 
 
-def test_line__crowd(make_pool: MakePool, observer: Observer) -> None:
+def test_queue__many(make_pool: MakePool, observer: Observer) -> None:
     """Of many that come at once while one runs, one waits and all others leave."""
     pools = [make_pool() for _ in range(3)]
     with coalescing(pools[0]).acquire(timeout=60) as held:
-        crowd = [waiting(coalescing(pools[number % 3])) for number in range(12)]
-        wait_until(lambda: sum(each.running for each in crowd) == 1)
-        (last,) = (each for each in crowd if each.running)
-        assert all(isinstance(each.error, AlreadyAwaited) for each in crowd if each is not last)
+        runners = [waiting(coalescing(pools[number % 3])) for number in range(12)]
+        wait_until(lambda: sum(each.running for each in runners) == 1)
+        (last,) = (each for each in runners if each.running)
+        assert all(isinstance(each.error, AlreadyAwaited) for each in runners if each is not last)
         observer.wait_count(held.lock.paths[0], 2)
     last.result().release()
 
@@ -334,7 +334,7 @@ def test_call__may_give_up(
     assert second.result() == "done"
 
 
-def test_call__crowd(make: Callable[..., Callable[..., Any]]) -> None:
+def test_call__many(make: Callable[..., Callable[..., Any]]) -> None:
     """Whatever happens at once, after each call there is a run that began after it, and most calls skip."""
     clock = itertools.count()
     begun: list[int] = []

@@ -226,7 +226,7 @@ def test_not_reentrant(pool: Pool) -> None:
 
 
 def test_lock__shared_by_threads(pool: Pool) -> None:
-    """One lock object serves a crowd of threads, each in its own block."""
+    """One lock object serves many threads, each in its own block."""
     lock = Lock("k", pool)
     inside = threading.Lock()
     total = 0

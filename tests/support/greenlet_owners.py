@@ -22,7 +22,7 @@ from tests.support.timing import scaled
 GREENLETS = 4
 
 
-class Crowd:
+class Workers:
     """Greenlets that are in their blocks one after the other, or not."""
 
     def __init__(self, lock: Lock, sleep: Callable[[float], object]) -> None:
@@ -51,13 +51,13 @@ def main(library: str) -> None:
     green: Any = import_module(library)
     pool = Pool("p", PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=scaled(10)), root=root))
     lock = Lock("k", pool)
-    crowd = Crowd(lock, green.sleep)
-    first = green.spawn(crowd.work)
-    while not crowd.inside:
+    workers = Workers(lock, green.sleep)
+    first = green.spawn(workers.work)
+    while not workers.inside:
         green.sleep(0.005)
-    for greenlet in [first, *(green.spawn(crowd.work) for _ in range(GREENLETS - 1))]:
+    for greenlet in [first, *(green.spawn(workers.work) for _ in range(GREENLETS - 1))]:
         wait(greenlet)
-    say("inside", crowd.most, "tokens", len(crowd.tokens))
+    say("inside", workers.most, "tokens", len(workers.tokens))
     pool.close()
 
 

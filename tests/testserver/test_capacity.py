@@ -59,7 +59,7 @@ def client(server: ZooKeeperServer) -> Iterator[Talker]:
 
 
 @pytest.fixture
-def crowd(server: ZooKeeperServer) -> Iterator[list[Talker]]:
+def thousand(server: ZooKeeperServer) -> Iterator[list[Talker]]:
     """Return a thousand connected clients."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Both ends of each connection are in this process.
@@ -87,53 +87,53 @@ def many(client: Talker, operations: list[Create] | list[SetData] | list[Delete]
             client.finish(operation, client.answer())
 
 
-def test_sessions__a_thousand(server: ZooKeeperServer, crowd: list[Talker]) -> None:
+def test_sessions__a_thousand(server: ZooKeeperServer, thousand: list[Talker]) -> None:
     """A thousand sessions are open at once, each with a node, and end at once."""
-    assert len({each.session for each in crowd}) == SESSIONS
-    for number, each in enumerate(crowd):
+    assert len({each.session for each in thousand}) == SESSIONS
+    for number, each in enumerate(thousand):
         each.start(Create(f"/n{number}", EPHEMERAL))
-    assert [each.answer().error for each in crowd] == [0] * SESSIONS
+    assert [each.answer().error for each in thousand] == [0] * SESSIONS
     told = server.sessions()
     assert [each.connected for each in told] == [True] * SESSIONS
     assert {path for each in told for path in each.ephemerals} == {f"/n{number}" for number in range(SESSIONS)}
     assert server.faults.expire() == SESSIONS
-    assert all(each.is_closed() for each in crowd)
+    assert all(each.is_closed() for each in thousand)
     assert len(server.paths()) == 3
 
 
-def test_sessions__a_thousand_come_back(server: ZooKeeperServer, crowd: list[Talker]) -> None:
+def test_sessions__a_thousand_come_back(server: ZooKeeperServer, thousand: list[Talker]) -> None:
     """All lose their connection at once and reconnect to their sessions."""
     assert server.faults.drop() == SESSIONS
     with ExitStack() as stack:
         again = [
-            stack.enter_context(Talker(server.address, of=each, greet=False, wait_timeout=TIMEOUT)) for each in crowd
+            stack.enter_context(Talker(server.address, of=each, greet=False, wait_timeout=TIMEOUT)) for each in thousand
         ]
-        assert [each.greet().session for each in again] == [each.session for each in crowd]
+        assert [each.greet().session for each in again] == [each.session for each in thousand]
     assert len(server.sessions()) == SESSIONS
 
 
-def test_watches__a_thousand_clients(server: ZooKeeperServer, crowd: list[Talker], client: Talker) -> None:
+def test_watches__a_thousand_clients(server: ZooKeeperServer, thousand: list[Talker], client: Talker) -> None:
     """A change sends one event to each watcher, through a black hole too."""
     client.ask(Create("/a"))
-    for each in crowd:
+    for each in thousand:
         each.start(Exists("/a", watch=True))
-    assert [each.answer().error for each in crowd] == [0] * SESSIONS
-    with server.faults.black_hole("replies", session=crowd[0].session):
+    assert [each.answer().error for each in thousand] == [0] * SESSIONS
+    with server.faults.black_hole("replies", session=thousand[0].session):
         client.ask(SetData("/a"))
-        assert [each.event() for each in crowd[1:]] == [(CHANGED, "/a")] * (SESSIONS - 1)
-    assert crowd[0].event() == (CHANGED, "/a")
+        assert [each.event() for each in thousand[1:]] == [(CHANGED, "/a")] * (SESSIONS - 1)
+    assert thousand[0].event() == (CHANGED, "/a")
     client.ask(SetData("/a"))
-    assert [each.news() for each in crowd] == [[]] * SESSIONS
+    assert [each.news() for each in thousand] == [[]] * SESSIONS
 
 
-def test_watches__a_queue(server: ZooKeeperServer, crowd: list[Talker]) -> None:
+def test_watches__a_queue(server: ZooKeeperServer, thousand: list[Talker]) -> None:
     """A thousand nodes in a queue, each client watches its predecessor, and each gets the event of its deletion."""
-    crowd[0].ask(Create("/line"))
-    for each in crowd:
+    thousand[0].ask(Create("/line"))
+    for each in thousand:
         each.start(Create("/line/n-", EPHEMERAL | SEQUENCE))
-    assert [each.answer().error for each in crowd] == [0] * SESSIONS
+    assert [each.answer().error for each in thousand] == [0] * SESSIONS
     owners = {path: session.id for session in server.sessions() for path in session.ephemerals}
-    by_session = {each.session: each for each in crowd}
+    by_session = {each.session: each for each in thousand}
     line = [(path, by_session[owners[path]]) for path in sorted(owners)]
     for (before, _), (_, each) in pairwise(line):
         each.ask(Exists(before, watch=True))

@@ -165,23 +165,23 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(
         theme=st.sampled_from(sorted(THEMES)),
-        crowd=st.lists(asks, min_size=3, max_size=8),
+        newcomers=st.lists(asks, min_size=3, max_size=8),
         starts=st.tuples(st.sampled_from(STARTS), st.sampled_from(STARTS)),
         settle=st.booleans(),
         seed=numbers,
     )
-    def begin(self, theme: str, crowd: list[Ask], starts: tuple[int, int], settle: bool, seed: int) -> None:
+    def begin(self, theme: str, newcomers: list[Ask], starts: tuple[int, int], settle: bool, seed: int) -> None:
         self.theme, self.seed = THEMES[theme], seed
         for key, path, start in zip(self.keys.values(), self.paths, starts, strict=True):
             if start:
                 # So that the line is there.
                 Lock(key, self.world.pools[0]).acquire(timeout=120).release(wait=True)
                 self.world.server.faults.set_sequence(path, start)
-        self.come(crowd, settle)
+        self.come(newcomers, settle)
 
-    @rule(crowd=st.lists(asks, min_size=1, max_size=3), settle=st.booleans())
-    def come(self, crowd: list[Ask], settle: bool) -> None:
-        for ask in crowd:
+    @rule(newcomers=st.lists(asks, min_size=1, max_size=3), settle=st.booleans())
+    def come(self, newcomers: list[Ask], settle: bool) -> None:
+        for ask in newcomers:
             self.join(*ask, wait=True)
         if settle:
             self.settle()

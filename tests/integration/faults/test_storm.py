@@ -41,7 +41,7 @@ class Room:
     def __init__(self, server: ZooKeeperServer) -> None:
         self.entries = 0
         # Holds inside at the same time of which none knows that it is lost.
-        self.crowds: list[list[Held]] = []
+        self.overlaps: list[list[Held]] = []
         # What must never be, ended sessions or not.
         self.violations: list[str] = []
         self._server = server
@@ -55,7 +55,7 @@ class Room:
             self._inside.append(held)
             present = [each for each in self._inside if not each.lost]
             if len(present) > 1:
-                self.crowds.append(present)
+                self.overlaps.append(present)
             alive = self._alive()
             if len(alive) > 1:
                 self.violations.append(f"granted to several whose nodes are there: {alive}")
@@ -187,6 +187,6 @@ def test_storm(server: ZooKeeperServer, make_pool: MakePool, expiry: bool) -> No
     for worker in workers:
         worker.result(LONG)
     assert room.violations == []
-    assert expiry or room.crowds == []
+    assert expiry or room.overlaps == []
     wait_until(lambda: not any(session.listeners for pool in pools for session in pool.sessions()), LONG)
     wait_until(lambda: server.paths(first.paths[0]) == [], LONG)

@@ -44,7 +44,7 @@ RULES: list[Rule] = [EXCLUSIVE, READ, WRITE, semaphore(2)]
 TIMEOUTS = (0.0001, 0.001, 0.02)
 # How many may be on their way out before somebody waits for them: what thousands take at once is given back to Python
 # and not to the system, and would hide a leak.
-CROWD = 50
+MAX_LEAVING = 50
 
 # What may be there in the end beyond what was there before, because threads and allocators are never quite at rest.
 OBJECTS_OF_A_TYPE = CYCLES // 1000
@@ -181,7 +181,7 @@ def wait_in_vain(server: ZooKeeper, pools: list[Pool], count: int) -> None:
     def thread(number: int) -> None:
         chance, pool = random.Random(number), pools[number % len(pools)]
         for _ in range(share):
-            wait_until(lambda: len(pool.session("/").listeners) < CROWD, TIMEOUT, "the others have left")
+            wait_until(lambda: len(pool.session("/").listeners) < MAX_LEAVING, TIMEOUT, "the others have left")
             lock = Lock(chance.choice(["x", ["x", "y"], ["y", f"free-{number}"]]), pool, rule=chance.choice(RULES))
             # The other one if there was no time for an answer.
             with pytest.raises((LockTimeout, ZooKeeperUnavailable)):

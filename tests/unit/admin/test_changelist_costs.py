@@ -30,7 +30,7 @@ PINGS = 40
 
 
 @pytest.fixture
-def crowd(zookeeper: ZooKeeper, zklock: str, settings: Settings) -> Iterator[ZooKeeper]:
+def full_server(zookeeper: ZooKeeper, zklock: str, settings: Settings) -> Iterator[ZooKeeper]:
     """Hold ten thousand locks, with timeouts long enough to read them all on a busy machine."""
     settings.ZKLOCK = {"default": settings.ZKLOCK["default"] | {"CONNECT_TIMEOUT": 60, "SESSION_TIMEOUT": 60}}
     client = KazooClient(hosts=zookeeper.hosts, timeout=30)
@@ -41,15 +41,15 @@ def crowd(zookeeper: ZooKeeper, zklock: str, settings: Settings) -> Iterator[Zoo
     client.close()
 
 
-def test_costs(viewer: Client, crowd: ZooKeeper) -> None:
+def test_costs(viewer: Client, full_server: ZooKeeper) -> None:
     """A page reads what it shows and nothing after it, unless it is sorted or filtered by the data of the locks."""
 
     def cost(**parameters: str) -> int:
-        before = packets_received(crowd)
+        before = packets_received(full_server)
         text = text_of(viewer.get(LIST, parameters))
         assert len(re.findall(r" invoice:\d{5} exclusive ", text)) == 100
         # Without the request that counts.
-        return packets_received(crowd) - before - 1
+        return packets_received(full_server) - before - 1
 
     viewer.get(LIST)
     # The names, the queues of a page, the data of a hundred holders; and pings.
@@ -63,12 +63,12 @@ def test_costs(viewer: Client, crowd: ZooKeeper) -> None:
     assert cost(o="-3") <= 2 + SYNCS + 2 * reads + PINGS
 
 
-def test_costs__of_urgency(viewer: Client, crowd: ZooKeeper, zklock: str, kazoo_client: KazooClient) -> None:
+def test_costs__of_urgency(viewer: Client, full_server: ZooKeeper, zklock: str, kazoo_client: KazooClient) -> None:
     """If a page is full of locks with waiters, the holders of the others are not read."""
     for number in range(100):
         kazoo_client.create(f"{zklock}/invoice:{number * 97:05}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
     viewer.get(LIST)
-    before = packets_received(crowd)
+    before = packets_received(full_server)
     text = text_of(viewer.get(LIST))
-    assert packets_received(crowd) - before - 1 <= 3 + SYNCS + -(-LOCKS // READS) + PINGS
+    assert packets_received(full_server) - before - 1 <= 3 + SYNCS + -(-LOCKS // READS) + PINGS
     assert len(re.findall(r" 1 waiting ", text)) == 100

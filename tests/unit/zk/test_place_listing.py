@@ -24,7 +24,7 @@ def script() -> Script:
     return script
 
 
-def crowd(script: Script, *rules: Rule) -> list[Contender]:
+def joined(script: Script, *rules: Rule) -> list[Contender]:
     """Return contenders that have joined in one write, with sequences from 5 on; the list is still to be answered."""
     contenders = [contend(script, rule) for rule in rules]
     script.flush()
@@ -56,7 +56,7 @@ CALM: dict[str, Any] = {"data": b"", "wait": True, "notify": lambda: None}
 
 def test_join__together(script: Script) -> None:
     """Those who join in one write are told of the line once, behind the last of their creations."""
-    one, two, three = crowd(script, WRITE, WRITE, WRITE)
+    one, two, three = joined(script, WRITE, WRITE, WRITE)
     script.answer("children", [*names(three, one, two), "readme"])
     assert [each.state for each in (one, two, three)] == [State.HELD, State.WAITING, State.WAITING]
     assert script.asked.count("children") == 0
@@ -78,14 +78,14 @@ def test_join__one_after_the_other(script: Script) -> None:
 
 def test_join__kinds_together(script: Script) -> None:
     """A list serves contenders of any kind, each by its own rule."""
-    kinds = crowd(script, READ, READ, semaphore(1), WRITE)
+    kinds = joined(script, READ, READ, semaphore(1), WRITE)
     script.answer("children", names(*kinds))
     assert [each.state for each in kinds] == [State.HELD, State.HELD, State.WAITING, State.WAITING]
 
 
 def test_list__refused(script: Script) -> None:
     """The refusal of a list is the outcome for all who asked."""
-    both = crowd(script, WRITE, WRITE)
+    both = joined(script, WRITE, WRITE)
     script.answer("children", error=NoAuthError())
     for contender in both:
         assert isinstance(contender.error, NoAuthError)
@@ -110,7 +110,7 @@ def test_list__error_in_one(script: Script, caplog: pytest.LogCaptureFixture) ->
 
 def test_list__ordered_once(script: Script) -> None:
     """At the end of the counter those who asked together share what it takes to find the order."""
-    one, two = crowd(script, WRITE, WRITE)
+    one, two = joined(script, WRITE, WRITE)
     end = other(2**31 - 1, Kind.WRITE)
     script.answer("children", [*names(one, two), end])
     assert script.asked == ["get"] * 3
@@ -224,7 +224,7 @@ def test_connection__gone_before_the_write(script: Script) -> None:
 
 def test_connection__gone_before_the_answer(script: Script) -> None:
     """An answer that never comes keeps nobody from asking again."""
-    one, two = crowd(script, WRITE, WRITE)
+    one, two = joined(script, WRITE, WRITE)
     script.break_connection()
     script.reconnect()
     assert (one.state, two.state) == (State.JOINING, State.JOINING)
@@ -320,7 +320,7 @@ def test_identify__refused_for_now(script: Script) -> None:
 
 def test_look__shared(script: Script) -> None:
     """Those whose time is over at once look who has the lock with one list, and one read."""
-    holding, *waiting = crowd(script, WRITE, WRITE, WRITE, WRITE)
+    holding, *waiting = joined(script, WRITE, WRITE, WRITE, WRITE)
     script.answer("children", names(holding, *waiting))
     settle_all(script)
     settle_all(script)
@@ -340,7 +340,7 @@ def test_look__shared(script: Script) -> None:
 
 def line_of_three(script: Script) -> list[Contender]:
     """Return three of our session that stand behind each other, the first of which holds; all is settled."""
-    three = crowd(script, WRITE, WRITE, WRITE)
+    three = joined(script, WRITE, WRITE, WRITE)
     script.answer("children", names(*three))
     settle_all(script)
     assert [each.state for each in three] == [State.HELD, State.WAITING, State.WAITING]
@@ -572,7 +572,7 @@ def test_neighbour__of_others(script: Script) -> None:
 
 def test_neighbour__lets_others_in(script: Script) -> None:
     """A reader that holds has perhaps other readers before it, and is no proof that nobody is left."""
-    one, two, three, four = crowd(script, READ, READ, WRITE, WRITE)
+    one, two, three, four = joined(script, READ, READ, WRITE, WRITE)
     script.answer("children", names(one, two, three, four))
     settle_all(script)
     assert [each.state for each in (one, two)] == [State.HELD, State.HELD]
@@ -584,7 +584,7 @@ def test_neighbour__lets_others_in(script: Script) -> None:
 
 def test_neighbour__semaphore(script: Script) -> None:
     """Behind a neighbour that holds, a semaphore may be full all the same."""
-    one, two, *leases = crowd(script, WRITE, WRITE, semaphore(1), semaphore(1))
+    one, two, *leases = joined(script, WRITE, WRITE, semaphore(1), semaphore(1))
     script.answer("children", names(one, two, *leases))
     settle_all(script)
     one.leave()
@@ -660,7 +660,7 @@ def test_listing__lives_with_its_contenders(script: Script) -> None:
 
 def test_session__of_the_neighbours(script: Script) -> None:
     """A leader of a session that is over leads nobody: its node is in no list any more."""
-    one, two = crowd(script, WRITE, WRITE)
+    one, two = joined(script, WRITE, WRITE)
     script.answer("children", names(one, two))
     script.end_session()
     script.reconnect()

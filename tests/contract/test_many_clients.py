@@ -1,4 +1,4 @@
-"""A crowd of Java, kazoo and ours at one lock: nothing that is done under it gets lost."""
+"""Java, kazoo and ours, many at one lock: nothing that is done under it gets lost."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ def count_with_ours(hosts: str, rule: Rule, pool: Pool, counter: str, rounds: in
 
 
 @pytest.mark.parametrize(("kind", "rule"), [("mutex", EXCLUSIVE), ("write", WRITE)], ids=["mutex", "write"])
-def test_crowd(
-    server: Server, curator: Curator, make_pool: MakePool, observer: Observer, kind: str, rule: Rule
-) -> None:
+def test_many(server: Server, curator: Curator, make_pool: MakePool, observer: Observer, kind: str, rule: Rule) -> None:
     """Three threads of Java, three clients of kazoo and three of ours add up to 600, each by its own recipe."""
     path = make_pool().path("k")
     counter = f"{make_pool().options.root}-counter"
