@@ -483,6 +483,7 @@ class Contender(Script):
         yield [lambda reply: self.session.catch_up(partial(reply, None, None))]
         queues = yield [OrError(place.listing.list_queue) for place in self.places]
         refusals = [each for each in queues if isinstance(each, Exception)]
+        is_unread = bool(refusals)
         readable = [() if isinstance(each, Exception) else each for each in queues]
         found = [next((node.name for node in queue if node.guid == self.guid), None) for queue in readable]
         if all(found):
@@ -502,9 +503,11 @@ class Contender(Script):
         for place, outcome in zip(leftovers, outcomes, strict=True):
             if isinstance(outcome, Exception) and not isinstance(outcome, wire.NoNodeError):
                 self._leave_behind([place], outcome)
+        if not is_unread:
+            # No node is left, except where its deletion was refused.
+            self.guid = ""
         if refusals:
             raise refusals[0]
-        self.guid = ""
         return None
 
     def _leave_behind(self, places: Sequence[Place], error: Exception) -> None:

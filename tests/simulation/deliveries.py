@@ -31,6 +31,8 @@ def find(world: World) -> list[Step]:
             for wire in process.wires:
                 found += _of_wire(world, wire)
             found += _of_process(world, process)
+    for neighbour in world.neighbours:
+        found += neighbour.find()
     for server in world.ensemble.servers:
         found += _of_links(world, server)
         if not server.is_frozen:

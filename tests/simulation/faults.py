@@ -195,9 +195,9 @@ def _freeze(world: World, server: Server, *, is_frozen: bool) -> None:
 
 def _of_operators(world: World, leader: Server) -> Iterator[Step]:
     weights = world.weights
-    breaks, revokes, reaps = weights.get("break"), weights.get("revoke"), weights.get("reap")
+    breaks, revokes, reaps, forbids = (weights.get(kind) for kind in ("break", "revoke", "reap", "forbid"))
     numbers: dict[str, int] = {}
-    for path, node in list(leader.head.nodes.items()) if breaks or revokes or reaps else ():
+    for path, node in list(leader.head.nodes.items()) if breaks or revokes or reaps or forbids else ():
         if node.owner:
             queue = parent_of(path)
             numbers[queue] = number = numbers.get(queue, 0) + 1
@@ -205,6 +205,8 @@ def _of_operators(world: World, leader: Server) -> Iterator[Step]:
                 yield breaks, f"break {queue} {number}", partial(_break, world, leader, path)
             if revokes:
                 yield revokes, f"revoke {queue} {number}", partial(_revoke, world, leader, path)
+            if forbids and path not in world.ensemble.forbidden:
+                yield forbids, f"forbid {queue} {number}", partial(_forbid, world, path)
         elif reaps and node.is_container and node.made and not node.children:
             yield reaps, f"reap {path}", partial(_reap, world, leader, path)
     if (weight := weights.get("wipe")) and not world.was_wiped:
@@ -221,6 +223,11 @@ def _revoke(world: World, leader: Server, path: str) -> None:
     world.note("operator", leader.name, f"asks for {path}")
     world.judge.touched[path] = world.now
     leader.propose([Change("set", path, encode_revoke(leader.head.nodes[path].data, "please"))])
+
+
+def _forbid(world: World, path: str) -> None:
+    world.note("operator", "all", f"lets nobody read {path}")
+    world.ensemble.forbidden.add(path)
 
 
 def _reap(world: World, leader: Server, path: str) -> None:

@@ -73,7 +73,9 @@ def _of_holders(world: World) -> str | None:
     judge, nodes, since = world.judge, world.ensemble.head.nodes, world.now - SESSION_TIMEOUT / 3
     for claim in judge.claims:
         session, name = claim.session, claim.client.name
-        if claim.granted_at > since or any(judge.touched.get(path, 0.0) > since for path in claim.paths):
+        if claim.granted_at > since or any(path in world.ensemble.forbidden for path in claim.paths):
+            continue
+        if any(judge.touched.get(path, 0.0) > since for path in claim.paths):
             continue
         if not session.connected or session.wire.watches.lost or session._refused or not claim.believes():
             continue

@@ -123,8 +123,6 @@ class Judge:
         is_sudden = not self.world.setting.is_fine and client.plan.way != "coroutines"
         if (is_sudden or self.world.is_calm) and not claim.believes():
             raise Violation(f"{client.name} was granted what it cannot believe in")
-        if any(path in self.broken_waiting and path not in self.world.ensemble.head.nodes for path in paths):
-            raise Violation(f"{client.name} was granted a lock with a node that was deleted while it waited")
         if claim.believes():
             self.world.note(client.name, client.name, f"believes to hold {' '.join(turn.keys)}")
             for key in turn.keys:
@@ -229,6 +227,8 @@ class Judge:
         """Look at all who believe."""
         if self.closing:
             self._check_closing()
+        if self.broken_waiting:
+            self._check_broken()
         believing = []
         for claim in self.claims:
             is_believed = claim.believes()
@@ -250,6 +250,7 @@ class Judge:
                 if one.conflicts_with(other) and not self._is_broken(one) and not self._is_broken(other):
                     raise Violation(f"two hold at once: {one.client.name} and {other.client.name}")
             self._check_leases(one, believing)
+            self._check_neighbours(one)
             self._check_server(one)
 
     def _check_closing(self) -> None:
@@ -262,6 +263,16 @@ class Judge:
                     self.closing[session] = holding
                 elif holding - held:
                     raise Violation(f"session {session.name} is being closed, and grants a lock")
+
+    def _check_broken(self) -> None:
+        """Nobody is granted a lock with a node that was deleted while it waited, not even for a moment."""
+        gone = self.broken_waiting - self.world.ensemble.head.nodes.keys()
+        for process in [each for each in self.world.processes if not each.is_dead] if gone else ():
+            for session in process.pool._started().values():
+                contenders = [each for each in session.listeners if isinstance(each, Contender) and each.is_held]
+                for contender in contenders:
+                    if not gone.isdisjoint(contender.node_paths.values()) and not self.world.was_wiped:
+                        raise Violation(f"{process.name} grants a lock with a node that was deleted while it waited")
 
     def check_idle(self) -> None:
         """Nothing is under way."""
@@ -284,6 +295,13 @@ class Judge:
             raise Violation(
                 f"{len(leases)} hold a lease of {limit}: {', '.join(each.client.name for each in leases.values())}"
             )
+
+    def _check_neighbours(self, claim: Claim) -> None:
+        for each in self.world.neighbours:
+            meets = each.holds and each.key in claim.turn.keys and each.kind in claim.rule.conflicts
+            is_true = not self._is_broken(claim) and each.path not in self.broken
+            if meets and is_true and each.conflicts_with(claim.rule.kind, claim.token):
+                raise Violation(f"two hold at once: {claim.client.name} and {each.name}")
 
     def _check_server(self, claim: Claim) -> None:
         """Whoever believes has a session and nodes that the newest leader knows."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kazoo.exceptions import KazooException, NoNodeError, NoWatcherError
+from kazoo.exceptions import KazooException, NoAuthError, NoNodeError, NoWatcherError
 from kazoo.protocol.connection import CHANGED_EVENT, CHILD_EVENT, DELETED_EVENT
 from kazoo.protocol.serialization import Close, GetChildren, GetData, Sync
 
@@ -211,10 +211,11 @@ class Link:
 
     def _read(self, request: Any) -> tuple[Any, KazooException | None]:
         tree = self.server.tree
+        forbidden = self.server.ensemble.forbidden
         if isinstance(request, (GetData, GetChildren)):
             node = tree.nodes.get(request.path)
-            if node is None:
-                return None, NoNodeError()
+            if node is None or request.path in forbidden:
+                return None, NoNodeError() if node is None else NoAuthError()
             if request.watcher is not None:
                 self._watch(WATCHED[request.type], request.path)
             return (node.data, node.stat()) if isinstance(request, GetData) else tree.names(request.path), None
@@ -223,7 +224,7 @@ class Link:
             for path, children in request.reads:
                 node = tree.nodes.get(path)
                 found = None if node is None else tree.names(path) if children else (node.data, node.stat())
-                outcomes.append(found)
+                outcomes.append(NoAuthError() if node is not None and path in forbidden else found)
             return outcomes, None
         if isinstance(request, RemoveWatches):
             key = _OF_TYPE[request.watcher_type], request.path

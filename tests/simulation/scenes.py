@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
 from random import Random
 from typing import Any
 
 from django_zklock.zk.queue import SEQUENCE_END, SEQUENCE_MARGIN
 from tests.simulation import swarm
 from tests.simulation.callers import CallerPlan, Turn
+from tests.simulation.neighbours import RECIPES, NeighbourPlan
 from tests.simulation.processes import ProcessPlan
 from tests.simulation.servers import PING_INTERVAL, SESSION_TIMEOUT, SYNC_LIMIT
 from tests.simulation.setting import ENDS, FAULTS, NORMAL, Setting
@@ -65,12 +67,24 @@ NUMBERS = {"first_number": (SEQUENCE_END - SEQUENCE_MARGIN - 2, SEQUENCE_END - 2
 ALONE = (EXCLUSIVE,)
 BOTH = (("a", "b"), ("a", "b"), ("a",), ("b",), ("a", "b", "c"))
 
+NEIGHBOURS = [
+    tuple(
+        NeighbourPlan(recipe=recipe, comes_at=comes_at, work=work, becomes_reader=comes_at < 0.1)
+        for recipe, comes_at, work in zip(pair, moments, (0.3, 1.0), strict=True)
+    )
+    for pair in combinations_with_replacement(RECIPES, 2)
+    for moments in ((0.0, 0.02), (0.02, 0.3), (0.3, 0.0))
+]
+
 SCENES = {
     "queue": _scene("cut, break, revoke, refuse, refuse done, part client, reap"),
     "operators": _scene("break, revoke", processes=(1, 2), lasts=(0.1, 1.0)),
     "unseen": _scene("break, revoke, part client", strikes=(3,), processes=(2,), callers=(2, 3), lasts=(0.3, 3.0)),
     "outages": _scene("cut, part client", processes=(2,), lasts=(0.2, 1.0), servers=(1,)),
-    "untold": _scene("revoke, cut, refuse", strikes=(2, 3), processes=(2,), callers=(2,), lasts=(0.5, 4.0)),
+    "untold": _scene(
+        "revoke, cut, part client, refuse", strikes=(3, 4), processes=(1, 2), callers=(1, 2), rules=ALONE, servers=(1,),
+        lasts=(1.0, 8.0), setting={"rarely": (0.05, 0.1)},
+    ),
     "leases": _scene("revoke, break, cut, kill", rules=(LEASES,), callers=(3, 4, 5), lasts=(0.2, 2.0)),
     "keys": _scene(
         "cut, break, part client, refuse", strikes=(2,), rules=ALONE, callers=(2, 3), keys=BOTH, lasts=(0.1, 1.0),
@@ -111,8 +125,16 @@ SCENES = {
     "numbers": _scene("cut, break, kill", setting=NUMBERS),
     "ends": _scene("close, kill", process={"size": (1, 2)}, lasts=(0.1, 2.0)),
     "asleep": _scene("stop", callers=(2, 3), lasts=(0.1, SESSION_TIMEOUT), processes=(2,)),
-    "behind": _scene("lag, cut, refuse", strikes=(2, 3), servers=(3,), callers=(2, 3), setting={"leader": (0, 2)}),
+    "behind": _scene(
+        "lag, cut, refuse", strikes=(2, 3, 3), servers=(3,), callers=(1, 2, 3), rules=(READERS, LEASES, EXCLUSIVE),
+        setting={"leader": (0, 2, 2), "rarely": (0.02, 0.05, 0.1)},
+    ),
     "refusals": _scene("refuse, refuse done"),
+    "forbidden": _scene("forbid, cut"),
+    "neighbours": _scene(
+        "cut, part client, revoke, break", rules=(EXCLUSIVE, READERS, MIXED), strikes=(0, 1), callers=(1, 2, 3),
+        lasts=(0.1, 1.0), setting={"neighbours": tuple(NEIGHBOURS)},
+    ),
 }  # fmt: skip
 
 
@@ -145,8 +167,8 @@ def _draw(dice: Random, seed: int, name: str) -> Setting:
         for number in range(dice.choice(scene.callers))
     ]
     if scene.is_busy:
-        turn = Turn(keys=("b",), pause=dice.uniform(0.2, 1.0), work=(0.05,))
-        callers.append(CallerPlan(process=0, turns=(turn,) * 8))
+        turn = Turn(keys=("b",), pause=dice.uniform(0.05, 0.5), work=(0.05,))
+        callers.append(CallerPlan(process=0, turns=(turn,) * 15))
     setting = Setting(
         seed=seed,
         servers=dice.choice(scene.servers),

@@ -283,6 +283,8 @@ class Ensemble:
         self.network = network
         self.note = note
         self.keeps_strays = False
+        # The nodes that clients of ours may not read, for good.
+        self.forbidden: set[str] = set()
         # How long a follower waits for its leader. It may be told at once that the connection is over.
         self.patience = SYNC_LIMIT
         self.servers = [Server(f"server {number + 1}", self) for number in range(size)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tests.simulation.callers import CallerPlan
+from tests.simulation.neighbours import NeighbourPlan
 from tests.simulation.processes import ProcessPlan
 from tests.simulation.servers import SYNC_LIMIT
 
@@ -23,6 +24,7 @@ FAULTS = {
     "break": 0.006,
     "revoke": 0.006,
     "reap": 0.2,
+    "forbid": 0.01,
     "refuse": 0.03,
     "refuse done": 0.03,
     "wipe": 0.0007,
@@ -59,6 +61,7 @@ class Setting:
     servers: int = 1
     processes: tuple[ProcessPlan, ...] = (ProcessPlan(),)
     callers: tuple[CallerPlan, ...] = ()
+    neighbours: tuple[NeighbourPlan, ...] = ()
     # The weights of all kinds of steps that happen.
     weights: dict[str, float] = field(default_factory=dict)
     # Nothing strikes, and what is sent arrives before time goes on: then no lock may be lost.

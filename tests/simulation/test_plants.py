@@ -1,4 +1,4 @@
-"""Planted faults: each has its place in the package still, and a world that it spoils is cut down and drawn."""
+"""Planted faults: each has its place in the package still, and is found; a world that it spoils is told and drawn."""
 
 from __future__ import annotations
 
@@ -21,6 +21,30 @@ def test_plants__text(plant: Plant) -> None:
     text = (PACKAGE / plant.file).read_text(encoding="utf-8")
     assert text.count(plant.old) == 1
     compile(text.replace(plant.old, plant.new), plant.file, "exec")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[str]]:
+    """Return how each fault was found, and what was wrong then, by its name."""
+    # One that is not found as it is recorded is looked for a while.
+    command = [sys.executable, "-m", "tests.simulation", "--plants", "--seconds", str(scaled(10))]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=scaled(280))
+    lines = [line.split("\t") for line in ended.stdout.splitlines()]
+    return {name: facts for name, *facts in lines}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+# One process runs them all.
+@pytest.mark.xdist_group("plants")
+@pytest.mark.parametrize("plant", [each for each in PLANTS if each.found_by], ids=lambda plant: plant.name)
+def test_plants__found(plant: Plant, found: dict[str, list[str]]) -> None:
+    """The recorded world goes wrong with the fault, or another one does that is found soon."""
+    way, reason = found[plant.name]
+    assert reason, (
+        f"{way}, and {plant.found_by} does not find it any more; "
+        f'to record anew how each is found: make simulate ARGS="--plants --record"'
+    )
 
 
 @pytest.mark.slow

@@ -74,19 +74,6 @@ def test_join__full_again(script: Script, moving: tuple[Contender, Script]) -> N
     assert (script.used, elsewhere.used, third.used) == (0, 0, 1)
 
 
-def test_leave__follows(script: Script, moving: tuple[Contender, Script]) -> None:
-    """Who leaves while the contender moves on leaves it in the session that it is in by then, under its monitor."""
-    contender, elsewhere = moving
-    contender.post(contender.leave)
-    script.flush()
-    assert (contender.state, elsewhere.asked) == (State.NEW, [])
-    elsewhere.flush()
-    assert (contender.state, elsewhere.asked) == (State.LEAVING, ["create", "children"])
-    script.end_session()
-    elsewhere.end_session()
-    assert (contender.state, elsewhere.used) == (State.GONE, 0)
-
-
 def test_leave__arrives_first(script: Script, moving: tuple[Contender, Script]) -> None:
     """Who leaves after the move and before the contender joins there is gone, and joins nowhere."""
     contender, elsewhere = moving
@@ -244,17 +231,6 @@ def test_create__refused(script: Script) -> None:
     assert (contender.state, script.asked) == (State.GONE, [])
 
 
-def test_create__abandoned_under_way(script: Script) -> None:
-    """Who leaves while the create is under way deletes the node when its name is known."""
-    contender = contend(script)
-    contender.leave()
-    assert contender.state is State.LEAVING
-    name = create(script)
-    script.answer("children", [name])
-    assert script.answer("delete") == f"/k/{name}"
-    assert (contender.state, script.listeners) == (State.GONE, {})
-
-
 def test_is_held(script: Script) -> None:
     """What a strict session would lose with its connection: no wait, however near its end, and nothing lost before."""
     contender, name = line_up(script, other(3))
@@ -330,17 +306,6 @@ def test_create__reply_lost_other_session(script: Script) -> None:
     assert script.asked == ["create", "children"]
 
 
-def test_list__reply_lost(script: Script) -> None:
-    """When only the list was lost, the node is kept: a second one would wait for the first."""
-    contender = contend(script)
-    name = create(script)
-    script.break_connection()
-    script.reconnect()
-    assert script.asked == ["children"]
-    script.answer("children", [name])
-    assert (contender.state, node_of(contender)) == (State.HELD, name)
-
-
 def test_waiting__predecessor_gone(script: Script) -> None:
     """The one before the last is watched; when it goes the line is read again, and the last is watched as well."""
     contender, name = line_up(script, other(1), other(3), other(4))
@@ -398,17 +363,6 @@ def test_waiting__writer_gone__reader() -> None:
         settle(script, name)
         script.tell(f"/k/{writer}", deleted=True)
         assert (contender.state, script.asked) == (State.HELD, [])
-
-
-def test_waiting__predecessor_gone_before_the_watch(script: Script) -> None:
-    """One that went between list and watch is noticed by the answer to the watch."""
-    contender = contend(script)
-    name = create(script)
-    script.answer("children", [other(1), name])
-    script.answer("get", (b"me", stat(50)))
-    script.answer("get", error=NoNodeError())
-    script.answer("children", [name])
-    assert contender.state is State.HELD
 
 
 END = 2**31 - 1

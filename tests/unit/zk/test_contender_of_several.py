@@ -404,18 +404,6 @@ def test_reply_lost__never_created(script: Script) -> None:
     assert several.state is State.HELD
 
 
-@pytest.mark.parametrize("found", ["a", "bc"])
-def test_reply_lost__some_removed(script: Script, found: str) -> None:
-    """If somebody has removed some of the nodes, the rest is taken away, and all are created anew."""
-    several = contend(script)
-    names = lose_reply(script)
-    answer_search(script, names, found)
-    assert answer_deletes(script) == [f"{line}/{names[line]}" for line in LINES if line[1:] in found]
-    list_all(script, create(script, sequence=6))
-    assert several.state is State.HELD
-    assert list(script.listeners) == [several]
-
-
 def test_reply_lost__some_removed_and_cut_again(script: Script) -> None:
     """The rest is taken away even if the connection breaks before that is done: it would stand in our own way."""
     contend(script)
@@ -617,16 +605,6 @@ def test_place_lost__first_in_line(script: Script) -> None:
     answer_deletes(script)
     list_all(script, create(script, sequence=6))
     assert (several.state, several.lost) == (State.HELD, None)
-
-
-def test_place_lost__first_in_line_and_watched(script: Script) -> None:
-    """A node at the head of a line is watched as long as another lock is waited for: an operator may delete it."""
-    several, names = wait_in(script, "a")
-    script.tell(f"/c/{names['/c']}", deleted=True)
-    assert (several.state, several.lost) == (State.JOINING, None)
-    answer_deletes(script)
-    list_all(script, create(script, sequence=6))
-    assert several.state is State.HELD
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -882,17 +860,6 @@ def test_revoked__one_of_them(script: Script, told: list[None]) -> None:
 
 
 # Getting out.
-
-
-def test_leave__creation_under_way(script: Script) -> None:
-    """Who leaves while the creation is under way deletes the nodes when their names are known."""
-    several = contend(script)
-    several.leave()
-    names = create(script)
-    for line in LINES:
-        script.answer("children", [names[line]])
-    assert answer_deletes(script) == nodes_of(names)
-    assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
 
 
 def test_leave__creation_refused(script: Script) -> None:

@@ -246,28 +246,6 @@ def test_last_gone__of_a_neighbour(script: Script) -> None:
     assert (first.state, script.deleting) == (State.GONE, set())
 
 
-def test_last_gone__before_the_watch(script: Script) -> None:
-    """Whose node it was that went before it could be watched is not known, and so the line is read."""
-    contender, name = line_up(script, other(3))
-    script.answer_get(name, (data(), stat()))
-    script.answer_get(other(3), error=NoNodeError())
-    assert (contender.state, script.asked) == (State.WAITING, ["children"])
-    script.answer("children", [name])
-    assert contender.state is State.HELD
-
-
-def test_last__written_to(script: Script) -> None:
-    """A node that is written to is still there: the line is read, and the node watched again."""
-    contender, name = line_up(script, other(3))
-    settle(script, name)
-    script.tell(f"/k/{other(3)}", deleted=False)
-    assert (contender.state, script.asked) == (State.WAITING, ["children"])
-    script.answer("children", [name, other(3)])
-    settle(script, name)
-    script.tell(f"/k/{other(3)}", deleted=True)
-    assert (contender.state, script.asked) == (State.HELD, [])
-
-
 def test_last__unreadable(script: Script) -> None:
     """Who may not read the node before it cannot wait for its end, and gives up its place with the server's word."""
     contender, name = line_up(script, other(3))
@@ -275,24 +253,6 @@ def test_last__unreadable(script: Script) -> None:
     assert isinstance(contender.error, NoAuthError)
     assert contender.state is State.LEAVING
     assert script.requests[-1][:2] == ("delete", f"/k/{name}")
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-def test_connection__between(script: Script, is_there: bool) -> None:
-    """A watch whose request was under way when the connection went is asked for on the next one, and counts then."""
-    contender, name = line_up(script, other(3))
-    script.break_connection()
-    assert (contender.state, script.watches) == (State.WAITING, {})
-    script.reconnect()
-    assert [what for _, what, _ in script.requests] == [f"/k/{name}", f"/k/{other(3)}"]
-    if is_there:
-        settle(script, name)
-        script.tell(f"/k/{other(3)}", deleted=True)
-    else:
-        script.answer_get(name, (data(), stat()))
-        script.answer_get(other(3), error=NoNodeError())
-        script.answer("children", [name])
-    assert (contender.state, script.asked) == (State.HELD, [])
 
 
 def test_lease__over_at_the_grant(script: Script) -> None:

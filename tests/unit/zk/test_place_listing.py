@@ -11,7 +11,7 @@ from kazoo.exceptions import NoAuthError, NoNodeError, OperationTimeoutError
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.place import LONG, LockPath
-from django_zklock.zk.queue import READ, WRITE, Kind, Mark, Queue, Rule, semaphore
+from django_zklock.zk.queue import READ, WRITE, Kind, Queue, Rule, semaphore
 from tests.support.queued_contenders import node_of
 from tests.support.scripted_session import OTHERS, SESSION, Script, contend, create, data, other, settle, stat
 
@@ -432,35 +432,6 @@ def test_neighbour__just_released_without_a_lease(script: Script) -> None:
     assert (two.state, script.asked) == (State.JOINING, ["delete", "drop"])
 
 
-@pytest.mark.parametrize("is_listed_late", [False, True])
-def test_neighbour__others_may_leave_for_it(script: Script, is_listed_late: bool) -> None:
-    """Who may be the reason why a call is skipped begins when the node before it is deleted, for all to see.
-
-    Until then the call would see it wait, and be skipped for a run that has begun before the call came.
-    """
-    one = contend(script, WRITE)
-    script.flush()
-    create(script, 5)
-    script.answer("children", names(one))
-    call = {"coalesces": Mark.of("report", "7"), "stays": True}
-    two = Contender(script, [LockPath("/k")], WRITE, **CALM, **call)  # type: ignore[arg-type]
-    two.join()
-    script.flush()
-    create(script, 6)
-    listed = names(one, two)
-    if is_listed_late:
-        one.leave()
-    script.answer("children", listed)
-    script.flush()
-    for each, name in (("own", node_of(two)), ("before", listed[0])):
-        script.answer_get(name or each, (data(), stat(owner=SESSION)))
-    one.leave()
-    script.flush()
-    assert (two.state, script.asked) == (State.WAITING, ["delete"])
-    script.tell(f"/k/{listed[0]}", deleted=True)
-    assert two.state is State.HELD
-
-
 def test_neighbour__just_lost(script: Script) -> None:
     """A neighbour in the list that has lost the lock is no proof: its node is watched until it is gone."""
     one, two = holder_and_arrival(script)
@@ -491,47 +462,6 @@ def test_neighbour__has_lost(script: Script) -> None:
     one.leave()
     script.flush()
     assert (two.state, script.asked) == (State.WAITING, ["delete", "children"])
-
-
-def test_neighbour__gone_without_us(script: Script) -> None:
-    """The end of a neighbour's node that nobody of ours has deleted proves nothing: the line is read."""
-    one, two, three = line_of_three(script)
-    one.leave()
-    script.flush()
-    script.answer("delete")
-    script.tell(f"/k/{node_of(two)}", deleted=True)
-    script.flush()
-    assert (two.lost, three.state) == ("its node was deleted", State.WAITING)
-    # Why it was lost, and who is there.
-    assert script.asked == ["get", "children"]
-    script.answer("get", (b"", stat()))
-    script.answer("children", names(three))
-    assert three.state is State.HELD
-
-
-def test_neighbour__first_of_all_gone(script: Script) -> None:
-    """A holder that has not waited watches its node too if a neighbour relies on it: an operator may delete it."""
-    one, two, _ = line_of_three(script)
-    script.tell(f"/k/{node_of(one)}", deleted=True)
-    script.flush()
-    assert (one.lost, script.asked) == ("its node was deleted", ["get", "children"])
-    script.answer("get", (b"", stat()))
-    script.answer("children", names(two))
-    assert two.state is State.HELD
-
-
-def test_neighbour__gives_up(script: Script) -> None:
-    """Behind a neighbour that has not held the line is read, and whoever is before it counts from then on."""
-    one, two, three = line_of_three(script)
-    two.leave()
-    script.flush()
-    assert (three.state, script.asked) == (State.WAITING, ["delete", "children"])
-    script.answer("delete")
-    script.answer("children", names(one, three))
-    settle_all(script)
-    one.leave()
-    script.flush()
-    assert (three.state, script.asked) == (State.HELD, ["delete"])
 
 
 def test_neighbour__of_several_lines(script: Script) -> None:
