@@ -189,7 +189,8 @@ class Lock:
     def holders(self) -> tuple[Identity | None, ...]:
         """Return the owners that hold the lock now, first come first; empty if the lock is free.
 
-        Of several keys, return the owners that hold any of them; an owner that holds more than one counts once.
+        Of several keys, return the owners that hold any of them; an owner that holds more than one counts once. One
+        that takes several keys counts where it is first, also if it waits for another of them.
         ``None`` stands for a holder of another client, such as Curator, that leaves no identity. The answer tells of
         the past when it arrives: to act on a free lock, acquire it.
 
