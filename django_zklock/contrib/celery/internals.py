@@ -16,6 +16,8 @@ What is used                                              Without it
 ``hub.consolidate_callback``, ``Pool._active_writes``     a task is written to its child one turn of the loop later
 ``Pool._waiting_to_start``                                a lock is released while its child starts
 ``QoS.callback``, ``QoS.prev``                            waiting requests use up the prefetch window
+``perform_pending_operations``; ``QoS.can_consume`` of     a window of tasks in two seconds with gevent and eventlet
+a virtual transport
 ``consumer.initial_prefetch_count``                       a worker keeps granted tasks for which it has no slots
 ``state.active_requests``, ``task_ready``                 no gate
 ``Request.__dict__``: ``on_accepted``, ``on_success``,    no gate
@@ -42,6 +44,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -61,6 +64,7 @@ from kombu.exceptions import OperationalError
 from kombu.pools import connections
 
 from django_zklock.contrib.celery.headers import own
+from django_zklock.zk.waiting import monotonic
 
 if TYPE_CHECKING:
     from celery.worker.request import Request
@@ -71,6 +75,9 @@ logger = logging.getLogger("django_zklock.celery")
 VISIBILITY_TIMEOUT = 1800.0
 # Seconds for which a broker may take to confirm a message; Celery's loop stands still meanwhile.
 CONFIRM_TIMEOUT = 5.0
+# Seconds for which Celery's loop of green pools sleeps until there is a message, and between two looks in its place.
+DRAIN_TIMEOUT = 2.0
+ROOM_INTERVAL = 0.005
 # The largest number that AMQP can encode, in two bytes.
 MAX_PREFETCH = 65535
 
@@ -523,6 +530,25 @@ class PrefetchWindow:
 
     def _widened(self, count: int) -> int:
         return min(count + self._count(), MAX_PREFETCH) if count else 0
+
+
+def await_room(consumer: Any) -> None:
+    """Wait until Celery's loop would ask the broker for another message, for at most :data:`DRAIN_TIMEOUT` seconds.
+
+    Pools of greenlets have a loop that asks a virtual transport, and sleeps so long if the window is full at that
+    moment, whatever becomes of its messages meanwhile. Without the gate such a pool would take the message at once, or
+    keep the loop waiting for a greenlet.
+    """
+    can_consume = getattr(getattr(consumer.task_consumer.channel, "qos", None), "can_consume", None)
+    end = monotonic() + DRAIN_TIMEOUT
+    while can_consume is not None:
+        # What the loop does before it asks.
+        if consumer.qos.prev != consumer.qos.value:
+            consumer.qos.update()
+        consumer.perform_pending_operations()
+        if can_consume() or monotonic() >= end:
+            return
+        time.sleep(ROOM_INTERVAL)
 
 
 def own_prefetch_count(consumer: Any) -> int:

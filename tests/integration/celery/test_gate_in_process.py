@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import broker_audit
-from tests.support.timing import scaled
+from tests.support.timing import GRACE, scaled
 from tests.support.tree_reader import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
@@ -103,6 +103,12 @@ def test_retry__leaves_no_result_to_the_garbage_collector(workshop: Any, key: st
     finalized = workshop.result(workshop.send("count_finalized"))
     assert finalized["all"] >= 6
     assert finalized["in_collector"] == 0
+
+
+def test_window__is_refilled(workshop: Any, key: str) -> None:
+    """The broker is asked for more as soon as there is room, and not two seconds after the window was full."""
+    sent = [workshop.send("shared_below", f"{key}:{number}") for number in range(150)]
+    wait_until(lambda: all(task.state == "SUCCESS" for task in sent), GRACE, "every task has run")
 
 
 def test_granted_without_a_slot__lets_others(workshop: Any, key: str) -> None:

@@ -95,6 +95,7 @@ class Gate:
         else:
             # Requests arrive on another thread than the one that makes all steps.
             self.loop.post(partial(self.slots.queue, locked))
+            internals.await_room(self.consumer)
 
     def start(self) -> None:
         """Use a new connection to the broker, for which Celery has made its counter of the prefetch window."""

@@ -6,7 +6,8 @@ The records of the pool are checked with real workers, in ``test_gate_broker_cut
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -51,6 +52,61 @@ class Controller:
         self.max_tasks_per_child = self.max_memory_per_child = None
         self.soon: list[Callable[[], object]] = []
         self.hub = SimpleNamespace(propagate_errors=(ConnectionError,), call_soon=self.soon.append, on_tick=set())
+
+
+class Window:
+    """A consumer of greenlets whose prefetch window is one message of a virtual transport, which it has."""
+
+    hub = None
+
+    def __init__(self, connection: Connection) -> None:
+        channel: Any = connection.channel()
+        self.task_consumer = SimpleNamespace(channel=channel)
+        self.messages: Any = channel.qos
+        self.messages.append(SimpleNamespace(delivery_tag=1), 1)
+        self.qos = QoS(lambda prefetch_count: channel.basic_qos(0, prefetch_count, apply_global=False), 1)
+        self.pending: list[Callable[[], object]] = []
+
+    def perform_pending_operations(self) -> None:
+        while self.pending:
+            self.pending.pop()()
+
+
+@pytest.fixture
+def window() -> Iterator[Window]:
+    with Connection("memory://") as connection:
+        yield Window(connection)
+
+
+def test_room__message_is_acknowledged(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait for room in the window ends when a message has been acknowledged, which the loop would do later."""
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        window.pending.append(partial(window.messages.ack, 1))
+
+    monkeypatch.setattr(time, "sleep", nap)
+    internals.await_room(window)
+    assert len(naps) == 1
+    assert window.messages.can_consume()
+
+
+def test_room__window_is_widened(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait ends when the window was widened, of which the loop would tell the broker later."""
+    monkeypatch.setattr(time, "sleep", lambda _seconds: window.qos.increment_eventually())
+    internals.await_room(window)
+    assert window.messages.prefetch_count == 2
+
+
+def test_room__none(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait is no longer than that of Celery's loop, and there is none with a broker that sends by itself."""
+    monkeypatch.setattr(internals, "DRAIN_TIMEOUT", 0.02)
+    internals.await_room(window)
+    assert not window.messages.can_consume()
+    monkeypatch.setattr(internals, "DRAIN_TIMEOUT", 10_000.0)
+    window.task_consumer = SimpleNamespace(channel=SimpleNamespace())
+    internals.await_room(window)
 
 
 def test_slots__next_is_before_all_that_wait() -> None:

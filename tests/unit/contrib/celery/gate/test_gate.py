@@ -82,12 +82,13 @@ def test_request__without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None
     gate: Any = Gate.__new__(Gate)
     gate.requests, gate.consumer, gate.loop = {}, SimpleNamespace(hub=None), SimpleNamespace(post=posted.append)
     gate.slots = SimpleNamespace(queue=lambda _request: entered.append("enter"))
+    monkeypatch.setattr(internals, "await_room", lambda _consumer: entered.append("room"))
     monkeypatch.setattr(gate, "_locked_request", lambda _request: locked)
     gate.on_request(SimpleNamespace(id="a", request_dict={}))
-    assert (entered, gate.requests) == ([], {1: locked})
+    assert (entered, gate.requests) == (["room"], {1: locked})
     for call in posted:
         call()
-    assert entered == ["enter"]
+    assert entered == ["room", "enter"]
 
 
 def test_back__broker_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
