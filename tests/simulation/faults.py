@@ -1,4 +1,4 @@
-"""The steps that strike: connections cut, servers and processes stopped, killed and cut off, and operators."""
+"""The steps that strike: connections cut, servers and processes stopped, killed and cut off."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from kazoo.exceptions import OperationTimeoutError
 
-from django_zklock.zk.node_data import encode_revoke
-from tests.simulation.tree import Change, parent_of
+from tests.simulation import operators
 
 if TYPE_CHECKING:
     from tests.simulation.processes import Process
@@ -30,7 +29,7 @@ def find(world: World) -> list[Step]:
         found += _refusals(world, server)
     leader = world.ensemble.newest_leader
     if leader is not None and not leader.is_frozen:
-        found += _of_operators(world, leader)
+        found += operators.find(world, leader)
     return found
 
 
@@ -188,48 +187,3 @@ def _lag(world: World, server: Server, *, lags: bool) -> None:
 def _freeze(world: World, server: Server, *, is_frozen: bool) -> None:
     world.note(server.name, server.name, "stands still" if is_frozen else "goes on")
     server.is_frozen = is_frozen
-
-
-# Operators, at the newest leader.
-
-
-def _of_operators(world: World, leader: Server) -> Iterator[Step]:
-    weights = world.weights
-    breaks, revokes, reaps, forbids = (weights.get(kind) for kind in ("break", "revoke", "reap", "forbid"))
-    numbers: dict[str, int] = {}
-    for path, node in list(leader.head.nodes.items()) if breaks or revokes or reaps or forbids else ():
-        if node.owner:
-            queue = parent_of(path)
-            numbers[queue] = number = numbers.get(queue, 0) + 1
-            if breaks:
-                yield breaks, f"break {queue} {number}", partial(_break, world, leader, path)
-            if revokes:
-                yield revokes, f"revoke {queue} {number}", partial(_revoke, world, leader, path)
-            if forbids and path not in world.ensemble.forbidden:
-                yield forbids, f"forbid {queue} {number}", partial(_forbid, world, path)
-        elif reaps and node.is_container and node.made and not node.children:
-            yield reaps, f"reap {path}", partial(_reap, world, leader, path)
-    if (weight := weights.get("wipe")) and not world.was_wiped:
-        yield weight, "wipe all", world.wipe
-
-
-def _break(world: World, leader: Server, path: str) -> None:
-    world.note("operator", leader.name, f"deletes {path}")
-    world.judge.breaks(path, leader.head)
-    leader.propose([Change("delete", path)])
-
-
-def _revoke(world: World, leader: Server, path: str) -> None:
-    world.note("operator", leader.name, f"asks for {path}")
-    world.judge.touched[path] = world.now
-    leader.propose([Change("set", path, encode_revoke(leader.head.nodes[path].data, "please"))])
-
-
-def _forbid(world: World, path: str) -> None:
-    world.note("operator", "all", f"lets nobody read {path}")
-    world.ensemble.forbidden.add(path)
-
-
-def _reap(world: World, leader: Server, path: str) -> None:
-    world.note(leader.name, leader.name, f"deletes the empty {path}")
-    leader.propose([Change("delete", path)])

@@ -78,7 +78,7 @@ NEIGHBOURS = [
 
 SCENES = {
     "queue": _scene("cut, break, revoke, refuse, refuse done, part client, reap"),
-    "operators": _scene("break, revoke", processes=(1, 2), lasts=(0.1, 1.0)),
+    "operators": _scene("break, revoke, break by code, revoke by code", processes=(1, 2), lasts=(0.1, 1.0)),
     "unseen": _scene("break, revoke, part client", strikes=(3,), processes=(2,), callers=(2, 3), lasts=(0.3, 3.0)),
     "outages": _scene("cut, part client", processes=(2,), lasts=(0.2, 1.0), servers=(1,)),
     "untold": _scene(

@@ -23,6 +23,8 @@ FAULTS = {
     "close": 0.004,
     "break": 0.006,
     "revoke": 0.006,
+    "break by code": 0.006,
+    "revoke by code": 0.006,
     "reap": 0.2,
     "forbid": 0.01,
     "refuse": 0.03,

@@ -19,7 +19,7 @@ FAMILIES = {
     "lease": ("split", "part client", "part servers", "leave leader", "freeze", "stop"),
     "servers": ("part servers", "leave leader", "freeze", "split", "cut", "lag"),
     "answers": ("cut", "refuse done", "refuse", "leave leader", "part client", "lag"),
-    "operators": ("break", "revoke", "reap", "forbid", "cut", "refuse"),
+    "operators": ("break", "revoke", "break by code", "revoke by code", "reap", "forbid", "cut", "refuse"),
     "processes": ("kill", "close", "stop", "cut"),
     "all": tuple(kind for kind in FAULTS if kind != "lose server"),
 }

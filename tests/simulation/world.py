@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from greenlet import getcurrent
 
 from django_zklock.zk import background
-from tests.simulation import deliveries, faults
+from tests.simulation import deliveries, faults, operators
 from tests.simulation.callers import Client, Loop
 from tests.simulation.judge import Judge, Violation
 from tests.simulation.neighbours import Neighbour
 from tests.simulation.network import Network
-from tests.simulation.processes import ROOT, Process, Strand
+from tests.simulation.processes import ROOT, Process, ProcessPlan, Strand
 from tests.simulation.servers import PING_INTERVAL, SESSION_TIMEOUT, Ensemble
 from tests.simulation.tree import Change, name_of
 
@@ -114,6 +114,10 @@ class World:
         self._make_root()
         self.judge = Judge(self)
         self.processes = [Process(self, f"P{number + 1}", plan) for number, plan in enumerate(setting.processes)]
+        self.operator: Process | None = None
+        if any(kind in setting.weights for kind in operators.BY_CODE):
+            self.operator = Process(self, "operator", ProcessPlan())
+            self.processes.append(self.operator)
         self.clients_of: dict[Strand, Client] = {}
         self.loops: dict[Process, Loop] = {}
         self.weights = setting.weights
