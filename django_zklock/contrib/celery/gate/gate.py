@@ -188,6 +188,8 @@ class Gate:
                     request.forget()
                 case Effect.SETTLE:
                     self.loop.post(self.slots.settle)
+                case Effect.FAIL:
+                    self.loop.post(request.fail)
                 case Effect.REPORT:
                     if self.sends_events:
                         self.loop.post(partial(self.send_event, "released", request.as_dict))

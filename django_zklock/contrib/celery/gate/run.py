@@ -148,8 +148,8 @@ class GateRequest(AskingRequest):
 
     def _withdraw(self) -> bool:
         """Let no body take the hold any more; return whether none has taken it."""
-        if self._is_claimed() or (self.cell is not None and not self.cell.withdraw()):
-            # If a child is claiming it at this moment, the next check sees it.
+        if self._is_claimed() or self.pair not in UNCLAIMED or (self.cell is not None and not self.cell.withdraw()):
+            # The body has it, or has had it. If a child is claiming it at this moment, the next check sees it.
             return False
         self.cell = None
         return True
@@ -264,9 +264,11 @@ class GateRequest(AskingRequest):
             if self._kills_child and is_lost and self.verdict is Verdict.GRANTED and self._is_claimed():
                 self.happen(Event.KILLED)
         self.over()
-        if self.verdict is Verdict.KILLED:
-            # Celery would notice ten seconds later, and without the reason.
-            self.gate.loop.post(lambda: self._callbacks["on_failure"](ended_child_failure(self.lock.key)))
+
+    def fail(self) -> None:
+        """Let the task fail with the loss of its lock."""
+        # Celery would notice ten seconds later, and without the reason.
+        self._callbacks["on_failure"](ended_child_failure(self.lock.key))
 
     def on_body_ended(self) -> None:
         """Release the lock: the body has ended or released it, and the task has not ended."""

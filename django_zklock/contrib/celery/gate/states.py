@@ -66,6 +66,7 @@ class Effect(enum.Enum):
     RELEASE = "leave the queue of the lock, or release it"
     FORGET = "close its cell, and drop it from the gate and from Celery's request"
     SETTLE = "use the slot that was kept for it"
+    FAIL = "let the task fail with the loss of its lock"
     REPORT = "send the Celery event about the end of the run"
     GIVE_BACK = "let the broker deliver the message again"
     SEEK = "let it have the next slot"
@@ -154,9 +155,11 @@ def effects_of(event: Event, before: Pair, after: Pair) -> tuple[Effect, ...]:
         Effect.RELEASE: after not in WITH_NODE,
         Effect.FORGET: is_over,
         Effect.SETTLE: is_over and before == JOINING,
+        Effect.FAIL: is_over and before == KILLED,
         Effect.REPORT: is_over and before.phase in IN_POOL,
         Effect.GIVE_BACK: event is Event.GIVEN_BACK,
-        Effect.SEEK: after.phase is Phase.DECIDED is not before.phase,
-        Effect.SUBMIT: after.phase is Phase.SUBMITTED is not before.phase,
+        Effect.SEEK: after.phase is Phase.DECIDED and before.phase is not Phase.DECIDED,
+        # Not by the phase: what the pool has is never submitted again.
+        Effect.SUBMIT: event is Event.SUBMITTED,
     }
     return tuple(effect for effect, is_due in effects.items() if is_due)

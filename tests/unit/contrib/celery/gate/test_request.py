@@ -194,6 +194,28 @@ def test_lost__child_is_gone_when_its_claim_is_read() -> None:
     assert (len(workplace.failures), locked.phase, locked.verdict) == (1, Phase.OVER, Verdict.KILLED)
 
 
+def test_lost__accepted_after_the_end() -> None:
+    """A task whose child was killed before Celery reads that it has begun fails once.
+
+    T1: the child claims the hold, and its word to Celery is in the pipe. T2: the lock is lost, and the child killed.
+    T3: the end of the child is noticed, and the task fails. T4: Celery reads the word of a child that is gone.
+    """
+    workplace = Workplace()
+    locked, in_child = workplace.running(pid=None, on_lost="terminate")
+    on_accepted = locked.request.on_accepted
+    assert in_child.claim(71)
+    locked.attempts.contender.lost = "its node was deleted"
+    locked._on_change()
+    workplace.loop.fire()
+    assert workplace.watcher.killed == [71]
+    workplace.gate._on_child_exit(71)
+    workplace.loop.turn()
+    workplace.watcher.add = lambda pid: pid != 71  # type: ignore[method-assign]
+    on_accepted(71, monotonic())
+    workplace.loop.turn()
+    assert (len(workplace.failures), locked.phase, locked.verdict) == (1, Phase.OVER, Verdict.KILLED)
+
+
 def test_lost__before_the_body() -> None:
     """A child that has not begun the body is not killed: it finds the loss, and acquires the lock itself."""
     workplace = Workplace()
@@ -468,6 +490,15 @@ def test_not_claimed__the_body_was_first() -> None:
     assert in_child.claim(71)
     locked._release_unclaimed()
     assert (locked.phase, locked.verdict, locked.pid, locked.attempts.ends) == (Phase.CLAIMED, Verdict.GRANTED, 71, 0)
+
+
+def test_not_claimed__the_body_has_ended() -> None:
+    """A hold that the body has taken and given back is none that it has not taken."""
+    locked, in_child = Workplace().running(pid=None)
+    assert in_child.claim(71)
+    in_child.end()
+    locked._release_unclaimed()
+    assert (locked.phase, locked.verdict, locked.attempts.ends) == (Phase.RELEASED, Verdict.GRANTED, 1)
 
 
 def test_followed__beside_requests_without_a_node() -> None:
