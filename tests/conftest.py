@@ -348,7 +348,7 @@ def zklock(settings: Settings, server: Server, root: str) -> str:
 
 @pytest.fixture
 def kazoo_client(server: Server) -> Iterator[KazooClient]:
-    """Return a client that is none of ours, to stand in line, to write nonsense and to break locks."""
+    """Return a client that is none of ours, to stand in the queue, to write nonsense and to break locks."""
     client = KazooClient(hosts=server.hosts, timeout=scaled(10))
     client.start(timeout=scaled(20))
     yield client

@@ -123,7 +123,7 @@ def test_reentrant__tasks(pool: Pool) -> None:
 
 
 def test_loop__closed_while_waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
-    """A loop that ends with a waiter in it disturbs neither the session nor the line."""
+    """A loop that ends with a waiter in it disturbs neither the session nor the queue."""
     lock = Lock("k", pool)
 
     async def main() -> None:

@@ -45,7 +45,7 @@ def waiting(lock: Lock) -> Runner:
     return Runner(partial(lock.acquire, None))
 
 
-# The line.
+# The queue.
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def waiting(lock: Lock) -> Runner:
     [(EXCLUSIVE, 1), (WRITE, 1), (semaphore(1), 1), (semaphore(3), 3)],
     ids=["exclusive", "write", "1", "3"],
 )
-def test_line__one_waits(make_pool: MakePool, observer: Observer, rule: Rule, room: int) -> None:
+def test_queue__one_waits(make_pool: MakePool, observer: Observer, rule: Rule, room: int) -> None:
     """As many hold as may, one waits, and the others are told who holds and leave no node."""
     holding = [coalescing(make_pool(), rule).acquire(timeout=60) for _ in range(room)]
     second = waiting(coalescing(make_pool(), rule))
@@ -88,7 +88,7 @@ def test_queue__many(make_pool: MakePool, observer: Observer) -> None:
 
 
 @pytest.mark.parametrize("other", ["another function", "a block", "a timeout", "an older version", "Curator"])
-def test_line__who_waits_does_something_else(
+def test_queue__who_waits_does_something_else(
     make_pool: MakePool, kazoo_client: KazooClient, observer: Observer, other: str
 ) -> None:
     """A call waits behind all that will not run its function, or may give up before that, and is skipped for none."""
@@ -119,7 +119,7 @@ def test_line__who_waits_does_something_else(
     third.result().release()
 
 
-def test_line__own_earlier_delivery(make_pool: MakePool, observer: Observer) -> None:
+def test_queue__own_earlier_delivery(make_pool: MakePool, observer: Observer) -> None:
     """A task that is delivered again waits behind its first delivery: that process may be dead, and never run it."""
     with Lock("k", make_pool()).acquire(timeout=60) as held:
         path = held.lock.paths[0]
@@ -133,7 +133,7 @@ def test_line__own_earlier_delivery(make_pool: MakePool, observer: Observer) -> 
     again.result().release()
 
 
-def test_line__others_who_wait_are_of_another_kind(make_pool: MakePool, observer: Observer) -> None:
+def test_queue__others_who_wait_are_of_another_kind(make_pool: MakePool, observer: Observer) -> None:
     """Only who wants the same counts: a reader waits although a writer does, and one more reader does not."""
     with coalescing(make_pool()).acquire(timeout=60) as held:
         writer = waiting(coalescing(make_pool(), WRITE))
@@ -148,7 +148,7 @@ def test_line__others_who_wait_are_of_another_kind(make_pool: MakePool, observer
 
 @pytest.mark.parametrize("event", ["gets in", "leaves"])
 @pytest.mark.parametrize(("rule", "room"), [(EXCLUSIVE, 1), (semaphore(2), 2)], ids=["exclusive", "two leases"])
-def test_line__who_waits_is_gone_meanwhile(
+def test_queue__who_waits_is_gone_meanwhile(
     server: Server, make_pool: MakePool, observer: Observer, rule: Rule, room: int, event: str
 ) -> None:
     """Who is about to leave stays if the one that waited does no more: it runs, too early for both, or never will."""
@@ -188,7 +188,7 @@ def test_line__who_waits_is_gone_meanwhile(
         third.result().release()
 
 
-def test_line__reply_lost(server: Server, make_pool: MakePool, observer: Observer) -> None:
+def test_queue__reply_lost(server: Server, make_pool: MakePool, observer: Observer) -> None:
     """If nobody knows whether it has left, it looks again, and leaves no node."""
     with Proxy(server.address) as proxy:
         first, second = coalescing(make_pool()).acquire(timeout=60), waiting(coalescing(make_pool()))
@@ -216,7 +216,7 @@ def test_line__reply_lost(server: Server, make_pool: MakePool, observer: Observe
     second.result().release()
 
 
-def test_line__may_not_ask(make_pool: MakePool, kazoo_client: KazooClient, observer: Observer) -> None:
+def test_queue__may_not_ask(make_pool: MakePool, kazoo_client: KazooClient, observer: Observer) -> None:
     """If the server does not say whether a node is there, nobody can say who waits."""
     with Lock("k", make_pool()).acquire(timeout=60) as held:
         path = held.lock.paths[0]

@@ -92,10 +92,10 @@ def test_session__kept_while_waiting(make_pool: MakePool, observer: Observer) ->
     lock = Lock("k", pool)
     held = Lock("k", make_pool()).acquire()
     waiter = waiting_in(lock)
-    line = observer.wait_count(lock.paths[0], 2)
+    queue = observer.wait_count(lock.paths[0], 2)
     began, session = time.monotonic(), pool.sessions()[0].id
     wait_until(lambda: time.monotonic() > began + 2 * timeout)
-    assert observer.children(lock.paths[0]) == line
+    assert observer.children(lock.paths[0]) == queue
     assert (pool.sessions()[0].id, pool.sessions()[0].epoch) == (session, 0)
     held.release()
     waiter.result().release()
@@ -143,7 +143,7 @@ def test_node_deleted__holding(make_pool: MakePool, observer: Observer) -> None:
 
 
 def test_node_deleted__waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
-    """A waiter whose node is deleted goes to the end of the line."""
+    """A waiter whose node is deleted goes to the end of the queue."""
     lock = Lock("k", pool)
     held = Lock("k", make_pool()).acquire()
     waiter = waiting_in(lock)
@@ -156,7 +156,7 @@ def test_node_deleted__waiting(pool: Pool, make_pool: MakePool, observer: Observ
 
 
 def test_node_changed__waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
-    """Data that somebody writes into the nodes of a line disturbs nobody, whatever it is."""
+    """Data that somebody writes into the nodes of a queue disturbs nobody, whatever it is."""
     lock = Lock("k", pool)
     held = Lock("k", make_pool()).acquire()
     waiter = waiting_in(lock)
@@ -171,14 +171,14 @@ def test_node_changed__waiting(pool: Pool, make_pool: MakePool, observer: Observ
 
 
 def test_parent_deleted__waiting(make_pool: MakePool, observer: Observer) -> None:
-    """When the whole line is deleted the holder has lost, and the waiters line up again."""
+    """When the whole queue is deleted the holder has lost, and the waiters queue up again."""
     pool = make_pool(session_timeout=3.0)
     lock = Lock("k", pool)
     held = Lock("k", make_pool(session_timeout=3.0)).acquire()
     waiters = [waiting_in(lock) for _ in range(3)]
     observer.wait_count(lock.paths[0], 4)
     # From the end, so that each waiter hears of its own node before it hears of the one before it.
-    delete_line(observer, lock, reversed(observer.children(lock.paths[0])))
+    delete_queue(observer, lock, reversed(observer.children(lock.paths[0])))
     tokens = []
     while waiters:
         done = wait_until(lambda: [waiter for waiter in waiters if not waiter.running])
@@ -191,12 +191,12 @@ def test_parent_deleted__waiting(make_pool: MakePool, observer: Observer) -> Non
     observer.wait_empty(lock.paths[0])
 
 
-def test_parent_deleted__next_in_line(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
+def test_parent_deleted__next_in_queue(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """Who hears first that nobody is left before it, and then that its own node went too, holds and knows the loss."""
     lock = Lock("k", pool)
     held = Lock("k", make_pool()).acquire()
     waiter = waiting_in(lock)
-    delete_line(observer, lock, observer.wait_count(lock.paths[0], 2))
+    delete_queue(observer, lock, observer.wait_count(lock.paths[0], 2))
     later = waiter.result()
     # It may have heard of both before it came to look, and have lined up again.
     wait_until(lambda: later.lost or observer.client.exists(later.node))
@@ -207,7 +207,7 @@ def test_parent_deleted__next_in_line(pool: Pool, make_pool: MakePool, observer:
     observer.wait_empty(lock.paths[0])
 
 
-def delete_line(observer: Observer, lock: Lock, names: Iterable[str]) -> None:
+def delete_queue(observer: Observer, lock: Lock, names: Iterable[str]) -> None:
     """Delete the nodes in that order, and their parent, in one transaction: those who wait come back that fast."""
     everything = observer.client.transaction()
     for name in names:
@@ -223,7 +223,7 @@ def test_create_reply__lost(proxy: Proxy, make_pool: MakePool, observer: Observe
     """When the reply to the create is lost, the node is found again: one node, and no deadlock with oneself."""
     pool = make_pool(proxy.hosts)
     lock = Lock("k", pool)
-    # A parent that is not reaped while the line is empty.
+    # A parent that is not reaped while the queue is empty.
     observer.client.ensure_path(lock.paths[0])
     lock.acquire().release(wait=True)
     swallowed = threading.Event()
@@ -255,7 +255,7 @@ def test_create__given_up_while_cut(proxy: Proxy, make_pool: MakePool, observer:
     """A wait that is given up while nobody knows whether its node exists leaves none."""
     pool = make_pool(proxy.hosts, session_timeout=LONG_SESSION)
     lock = Lock("k", pool)
-    # A parent that is not reaped while the line is empty.
+    # A parent that is not reaped while the queue is empty.
     observer.client.ensure_path(lock.paths[0])
     lock.acquire().release(wait=True)
     proxy.pause(DOWN)

@@ -215,16 +215,16 @@ def test_downgrade__shown(java: Downgrading, standing: Standing, pool: Pool, aga
     java.write()
     waiters = standing.join_all(*itertools.repeat(EXCLUSIVE, again))
     java.read()
-    line = snapshots.one_lock(pool, "k", timeout=10)
-    assert [(place.kind, place.held) for place in line.entries] == [
+    snapshot = snapshots.one_lock(pool, "k", timeout=10)
+    assert [(place.kind, place.held) for place in snapshot.entries] == [
         ("write", True),
         ("read", True),
         *[("exclusive", False)] * again,
     ]
-    assert (line.holder_count, line.waiter_count) == (2, again)
+    assert (snapshot.holder_count, snapshot.waiter_count) == (2, again)
     java.stop_writing()
-    line = snapshots.one_lock(pool, "k", timeout=10)
-    assert [(place.kind, place.held) for place in line.entries] == [("read", True), *[("exclusive", False)] * again]
+    snapshot = snapshots.one_lock(pool, "k", timeout=10)
+    assert [(place.kind, place.held) for place in snapshot.entries] == [("read", True), *[("exclusive", False)] * again]
     java.stop_reading()
     for waiter in waiters:
         waiter.leave()

@@ -24,7 +24,7 @@ THREADS = TASKS = 4
 ROUNDS = 40
 CUTS = 5
 KEYS = ["a", "b", "c"]
-# No place in the line within the time that somebody had: not in it yet, or not to its end.
+# No place in the queue within the time that somebody had: not in it yet, or not to its end.
 GIVEN_UP = (LockTimeout, ZooKeeperUnavailable)
 # What those of a workload ask for, and how many of them have to be seen inside at once, or it has shown nothing.
 WORKLOADS: dict[str, tuple[Sequence[Rule], int, int]] = {

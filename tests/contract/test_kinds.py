@@ -42,7 +42,7 @@ def test_kinds__two_of_them(standing: Standing, first: str, second: str, togethe
 
 @pytest.mark.parametrize(("first", "second", "together"), PAIRS)
 def test_kinds__try(make_pool: MakePool, observer: Observer, first: str, second: str, together: bool) -> None:
-    """A try gets what may be held together with what is held, or leaves the line as it was."""
+    """A try gets what may be held together with what is held, or leaves the queue as it was."""
     holding, trying = (Lock("k", make_pool(), rule=RULES[kind]) for kind in (first, second))
     with holding.acquire(timeout=60) as held:
         node = held.node.rpartition("/")[2]
@@ -70,7 +70,7 @@ def test_kinds__timeout(make_pool: MakePool, observer: Observer, kind: str) -> N
 
 @pytest.mark.parametrize("kind", RULES)
 def test_kinds__session_ended_while_waiting(make_pool: MakePool, observer: Observer, kind: str) -> None:
-    """A waiter of any kind whose session ends comes back at the end of the line, and gets its turn."""
+    """A waiter of any kind whose session ends comes back at the end of the queue, and gets its turn."""
     standing = Standing(observer, make_pool)
     holder, waiting, last = standing.join_all(EXCLUSIVE, RULES[kind], EXCLUSIVE)
     observer.end_session(waiting.pool)
@@ -158,7 +158,7 @@ def test_kinds__cancelled(pool: Pool, make_pool: MakePool, observer: Observer, k
 
 
 def test_read__waits_for_the_last_writer(standing: Standing) -> None:
-    """The line is fair: a reader behind a waiting writer waits, although it could join those who read."""
+    """The queue is fair: a reader behind a waiting writer waits, although it could join those who read."""
     r1, r2, w1, r3, r4, w2, r5 = standing.join_all(READ, READ, WRITE, READ, READ, WRITE, READ)
     standing.expect(r1, r2)
     r2.leave()
@@ -213,7 +213,7 @@ def test_write__token_grows(make_pool: MakePool) -> None:
 
 @pytest.mark.parametrize("place", range(3))
 def test_semaphore__place_given_back(standing: Standing, place: int) -> None:
-    """Whichever of the holders lets go, the first in the line comes in, and nobody else."""
+    """Whichever of the holders lets go, the first in the queue comes in, and nobody else."""
     holders = standing.join_all(*[semaphore(3)] * 3)
     waiters = standing.join_all(*[semaphore(3)] * 3)
     standing.expect(*holders)
@@ -226,9 +226,9 @@ def test_semaphore__place_given_back(standing: Standing, place: int) -> None:
 
 
 def test_semaphore__order_of_waiting(standing: Standing) -> None:
-    """Leases are given in the order of the line, whether the oldest or the newest of them comes back."""
-    line = standing.join_all(*[semaphore(2)] * 8)
-    inside, waiting = line[:2], line[2:]
+    """Leases are given in the order of the queue, whether the oldest or the newest of them comes back."""
+    joined = standing.join_all(*[semaphore(2)] * 8)
+    inside, waiting = joined[:2], joined[2:]
     for number in range(6):
         standing.expect(*inside)
         inside.pop(number % 2).leave()
@@ -252,7 +252,7 @@ def test_semaphore__several_places_at_once(make_pool: MakePool, observer: Observ
 
 
 def test_semaphore__waiter_gives_up(standing: Standing) -> None:
-    """Who gives up in the middle of the line keeps nobody behind it from coming in."""
+    """Who gives up in the middle of the queue keeps nobody behind it from coming in."""
     holders = standing.join_all(*[semaphore(2)] * 2)
     middle = standing.join_for_a_while(semaphore(2))
     waiters = standing.join_all(*[semaphore(2)] * 2)
@@ -269,7 +269,7 @@ def test_semaphore__waiter_gives_up(standing: Standing) -> None:
 @pytest.mark.parametrize(
     ("limits", "goes", "inside"),
     [
-        # Each line: the limits as people have them in the order of the line; who lets go; who holds then.
+        # Each line: the limits as people have them in the order of the queue; who lets go; who holds then.
         ([2, 2, 1], [0, 1], [2]),
         ([1, 3, 1], [0], [1]),
         ([1, 3, 1], [0, 1], [2]),
@@ -297,13 +297,13 @@ def test_semaphore__waiter_gives_up(standing: Standing) -> None:
 )
 def test_semaphore__limits_differ(standing: Standing, limits: list[int], goes: list[int], inside: list[int]) -> None:
     """A holder is one of no more than its limit; those who wait come in by turns as soon as all limits allow it."""
-    line = standing.join_all(*map(semaphore, limits))
+    joined = standing.join_all(*map(semaphore, limits))
     for number in goes:
-        line[number].leave()
-    standing.expect(*(line[number] for number in inside))
-    left = [number for number in range(len(line)) if number not in goes]
+        joined[number].leave()
+    standing.expect(*(joined[number] for number in inside))
+    left = [number for number in range(len(joined)) if number not in goes]
     for number in left:
-        line[number].leave()
+        joined[number].leave()
     assert standing.names() == []
 
 
@@ -337,8 +337,8 @@ def test_semaphore__exclusive_gives_up(standing: Standing) -> None:
         held.leave()
 
 
-def test_kinds__all_in_one_line(standing: Standing) -> None:
-    """All kinds in one line come in by turns, as many together as their kind allows."""
+def test_kinds__all_in_one_queue(standing: Standing) -> None:
+    """All kinds in one queue come in by turns, as many together as their kind allows."""
     kinds = ["exclusive", "read", "read", "lease", "lease", "write", "lease", "exclusive", "read"]
     e1, r1, r2, l1, l2, w1, l3, e2, r3 = standing.join_all(*(RULES[kind] for kind in kinds))
     for together in ([e1], [r1, r2], [l1, l2], [w1], [l3], [e2], [r3]):

@@ -28,7 +28,7 @@ def proxy(server: Server) -> Iterator[Proxy]:
 
 @pytest.fixture
 def standing(observer: Observer, make_pool: MakePool) -> Standing:
-    """Return a line in which everybody has a session of its own."""
+    """Return a queue in which everybody has a session of its own."""
     return Standing(observer, make_pool)
 
 
@@ -99,7 +99,7 @@ def test_told__lost_on_the_way(standing: Standing, disturbed: Pool, proxy: Proxy
 
 @pytest.mark.parametrize("knows", [False, True], ids=["before it knows", "before it tells"])
 def test_waiter__dies_when_it_is_its_turn(standing: Standing, disturbed: Pool, proxy: Proxy, knows: bool) -> None:
-    """A waiter whose turn has come, and that dies before the next in line has heard of it, takes no place away."""
+    """A waiter whose turn has come, and that dies before the next in the queue has heard of it, takes no place away."""
     a, b = standing.join_all(TWO, TWO)
     dying = standing.join(TWO, disturbed)
     late, last = standing.join_all(TWO, TWO)

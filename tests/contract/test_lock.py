@@ -127,7 +127,7 @@ def test_held__facts(pool: Pool, observer: Observer) -> None:
 
 
 def test_held__token_grows(pool: Pool, make_pool: MakePool) -> None:
-    """Tokens grow from holder to holder, over sessions and over the reaping of the line."""
+    """Tokens grow from holder to holder, over sessions and over the reaping of the queue."""
     tokens = []
     for _ in range(3):
         for one in (pool, make_pool()):
@@ -294,7 +294,7 @@ def test_pool__sizes(make_pool: MakePool) -> None:
 
 
 def test_tree__reaped(pool: Pool, observer: Observer) -> None:
-    """The parent of a line is a container: the server removes it when it is empty, and the next lock makes another."""
+    """The parent of a queue is a container: the server removes it when it is empty, and the next lock makes another."""
     lock = Lock("k", pool)
     with lock as held:
         first = held.token

@@ -1,4 +1,4 @@
-"""Our locks with those of Apache Curator and of kazoo in one line."""
+"""Our locks with those of Apache Curator and of kazoo in one queue."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ IDS = [f"{theirs}-{ours.kind.value}" for theirs, ours, _ in PAIRS]
 
 @pytest.fixture(params=[pytest.param("curator", marks=pytest.mark.once), "kazoo"])
 def join(request: pytest.FixtureRequest, server: Server, pool: Pool) -> Iterator[Join]:
-    """Return a function that makes people of another recipe, each with a session of its own, at the line of ``k``."""
+    """Return a function that makes people of another recipe, each with a session of its own, at the queue of ``k``."""
     others: list[Other] = []
 
     def make(kind: str) -> Other:

@@ -32,7 +32,7 @@ def prune(pool: Pool) -> list[str]:
     return actions.prune(pool, find_idle(pool), timeout=60)
 
 
-def test_prune__idle_lines_alone(pool: Pool, observer: Observer) -> None:
+def test_prune__idle_queues_alone(pool: Pool, observer: Observer) -> None:
     """A persistent node without children is deleted; a node with any child stays."""
     root = pool.options.root
     for name in ("idle", "held", "foreign", paths.escape("a/b" * 200)):

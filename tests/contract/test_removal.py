@@ -37,7 +37,7 @@ def take_away(pool: Pool, held: Held, why: str = "broken by ada: it hangs", *, t
     actions.break_lock(pool, held.node, token=held.token if token is None else token, why=why, timeout=60)
 
 
-def keep_line(client: KazooClient, held: Held) -> None:
+def keep_queue(client: KazooClient, held: Held) -> None:
     """Keep the lock node when its queue is empty: the servers for tests delete an idle one within half a second."""
     client.create(f"{held.lock.paths[0]}/readme", ephemeral=True)
 
@@ -57,7 +57,7 @@ def test_remove__holder(make_pool: MakePool, kazoo_client: KazooClient, kind: st
     """The lock is free at once; the holder learns of its loss and the reason with the next heartbeat."""
     lock = Lock("k", make_pool(session_timeout=3.0), rule=RULES[kind])
     held = lock.acquire(60)
-    keep_line(kazoo_client, held)
+    keep_queue(kazoo_client, held)
     take_away(make_pool(), held)
     with Lock("k", make_pool()).acquire(60) as next_one:
         assert next_one.token > held.token
@@ -100,7 +100,7 @@ def test_remove__reason_of_each_error(
     monkeypatch.setattr("django_zklock.zk.held.REASON_TIMEOUT", 20.0)
     pool, breaker = make_pool(), make_pool()
     with Lock("k", pool).acquire(60) as held:
-        keep_line(kazoo_client, held)
+        keep_queue(kazoo_client, held)
     for number in range(10):
         with Lock("k", pool).acquire(60):
             # A holder that has waited watches its node, and so learns of its loss by an event.
@@ -134,7 +134,7 @@ def test_remove__reason_in_a_task(make_pool: MakePool, kazoo_client: KazooClient
 
     async def hold() -> None:
         async with Lock("k", pool) as held:
-            keep_line(kazoo_client, held)
+            keep_queue(kazoo_client, held)
             take_away(breaker, held)
             told = AsyncAutoResetEvent()
             held._when_lost(told.set)
@@ -176,11 +176,11 @@ def test_remove__of_a_shortened_name(make_pool: MakePool, kazoo_client: KazooCli
     """A key that is only in the data of the lock node is kept when the reason of a break is added there."""
     pool = make_pool(session_timeout=4.0)
     held = Lock(LONG, make_pool(session_timeout=4.0)).acquire(60)
-    keep_line(kazoo_client, held)
+    keep_queue(kazoo_client, held)
     take_away(pool, held)
     again = Lock(LONG, make_pool(session_timeout=4.0)).acquire(60)
-    (line,) = search.find(pool, timeout=60)
-    assert line.key == LONG
+    (queue,) = search.find(pool, timeout=60)
+    assert queue.key == LONG
     take_away(pool, again, "twice")
     assert loss_of(again) == "its node was deleted: twice"
 
@@ -197,7 +197,7 @@ def test_remove__data_of_others(make_pool: MakePool, kazoo_client: KazooClient, 
     assert kazoo_client.get(pool.path("k"))[0] == data
 
 
-def test_remove__line_not_ours_to_write(make_pool: MakePool, kazoo_client: KazooClient) -> None:
+def test_remove__queue_not_ours_to_write(make_pool: MakePool, kazoo_client: KazooClient) -> None:
     """Without the permission to write the lock node, the lock is broken without a reason."""
     pool = make_pool(session_timeout=4.0)
     acl = [ACL(Permissions.ALL & ~Permissions.WRITE, ANYONE_ID_UNSAFE)]
@@ -241,7 +241,7 @@ def test_last_removed(make_pool: MakePool, kazoo_client: KazooClient) -> None:
     """The lock node keeps the last break: its node, its time and its reason."""
     pool = make_pool()
     held = Lock("k", make_pool()).acquire(60)
-    keep_line(kazoo_client, held)
+    keep_queue(kazoo_client, held)
     path = pool.path("k")
     assert actions.last_break(pool, path, timeout=60) is None
     take_away(pool, held, "\x1b[2J")
@@ -276,7 +276,7 @@ def test_remove__no_server(make_pool: MakePool) -> None:
 def test_remove__connection_cut(server: Server, make_pool: MakePool, kazoo_client: KazooClient, way: str) -> None:
     """If the connection ends with the request or with its answer, the break still succeeds."""
     held = Lock("k", make_pool(session_timeout=4.0)).acquire(60)
-    keep_line(kazoo_client, held)
+    keep_queue(kazoo_client, held)
     with Proxy(server.address) as proxy:
         pool = make_pool(proxy.hosts)
         wait_until(lambda: pool.inspection().connected)
@@ -292,7 +292,7 @@ def test_remove__connection_cut(server: Server, make_pool: MakePool, kazoo_clien
         assert loss_of(held) == "its node was deleted: broken by ada: it hangs"
 
 
-# What is written on a line.
+# What is written on a queue.
 
 
 @pytest.mark.parametrize(

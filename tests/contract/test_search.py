@@ -21,9 +21,9 @@ GUID = "01234567-89ab-cdef-0123-456789abcdef"
 
 def find(pool: Pool, selection: LockFilter, column: str = "key", limit: int | None = None) -> list[str]:
     """Return the keys that are found."""
-    lines = search.find(pool, selection, Ordering(column=column), limit=limit, timeout=60)
-    assert all(line.holders or line.unknown_nodes for line in lines)
-    return [line.key for line in lines]
+    found = search.find(pool, selection, Ordering(column=column), limit=limit, timeout=60)
+    assert all(each.holders or each.unknown_nodes for each in found)
+    return [each.key for each in found]
 
 
 def test_find(pool: Pool) -> None:
@@ -39,7 +39,7 @@ def test_find(pool: Pool) -> None:
         assert find(pool, LockFilter(), "token", limit=1) == ["a"]
 
 
-def test_find__idle_lines(pool: Pool, observer: Observer) -> None:
+def test_find__idle_queues(pool: Pool, observer: Observer) -> None:
     """A lock with an empty queue is not in use; a lock with nodes of unknown recipes is."""
     observer.client.create(f"{pool.options.root}/idle", makepath=True)
     observer.client.create(f"{pool.options.root}/strange/readme", makepath=True)

@@ -32,7 +32,7 @@ MULTI = 14
 
 
 def counts(observer: Observer, lock: Lock) -> list[int]:
-    """Say how many nodes stand in each line of ``lock``."""
+    """Say how many nodes stand in each queue of ``lock``."""
     return [len(observer.children(path)) for path in lock.paths]
 
 
@@ -41,7 +41,7 @@ def wait_counts(observer: Observer, lock: Lock, *expected: int) -> None:
 
 
 def nodes_of(pool: Pool, observer: Observer, lock: Lock) -> list[str]:
-    """Return the nodes in the lines of ``lock`` that are of the session of ``pool``."""
+    """Return the nodes in the queues of ``lock`` that are of the session of ``pool``."""
     nodes = [f"{path}/{name}" for path in lock.paths for name in observer.children(path)]
     stats = {node: observer.client.exists(node) for node in nodes}
     return [node for node, stat in stats.items() if stat and stat.ephemeralOwner == pool.sessions()[0].id]
@@ -52,7 +52,7 @@ def nodes_of(pool: Pool, observer: Observer, lock: Lock) -> list[str]:
 
 @pytest.mark.parametrize("kind", RULES)
 def test_acquire(pool: Pool, observer: Observer, kind: str) -> None:
-    """One transaction makes a node in each line, parents and all; it is the token of every key."""
+    """One transaction makes a node in each queue, parents and all; it is the token of every key."""
     lock = Lock(["b", "a", "c"], pool, rule=RULES[kind])
     with lock as held:
         assert (held.key, held.keys) == ("b, a, c", ("b", "a", "c"))
@@ -81,7 +81,7 @@ def test_acquire__many(pool: Pool, observer: Observer) -> None:
     with lock.acquire(timeout=120) as held:
         assert set(held.tokens.values()) == {held.token}
         assert set(counts(observer, lock)) == {1}
-        # The name has no room for the whole key, so the line's node keeps it.
+        # The name has no room for the whole key, so the queue's node keeps it.
         assert {observer.client.get(path)[0].decode() for path in lock.paths} == set(lock.keys)
     wait_counts(observer, lock, *[0] * 100)
 
@@ -145,7 +145,7 @@ def test_acquire__any_order(make_pool: MakePool, order: tuple[str, ...]) -> None
 
 
 def test_acquire__waits_for_the_last_of_them(make_pool: MakePool, observer: Observer) -> None:
-    """Who waits for several keys keeps its place in every line, and holds when it is first in all of them."""
+    """Who waits for several keys keeps its place in every queue, and holds when it is first in all of them."""
     a, b = Lock("a", make_pool()).acquire(timeout=60), Lock("b", make_pool()).acquire(timeout=60)
     both = Lock(["a", "b"], make_pool())
     waiting = waiting_in(both)
@@ -153,7 +153,7 @@ def test_acquire__waits_for_the_last_of_them(make_pool: MakePool, observer: Obse
     behind = waiting_in(Lock("a", make_pool()))
     wait_counts(observer, both, 3, 2)
     a.release(wait=True)
-    # It is first in the line of "a", so the one behind it is not let in.
+    # It is first in the queue of "a", so the one behind it is not let in.
     assert Runner(Lock("a", make_pool()).try_acquire).result() is None
     assert waiting.running
     assert behind.running
@@ -166,8 +166,8 @@ def test_acquire__waits_for_the_last_of_them(make_pool: MakePool, observer: Obse
     wait_counts(observer, both, 0, 0)
 
 
-def test_acquire__broken_at_the_head_of_a_line(make_pool: MakePool, observer: Observer) -> None:
-    """Whose node is deleted in one line, where it was first, while it waits in another, begins anew in both."""
+def test_acquire__broken_at_the_head_of_a_queue(make_pool: MakePool, observer: Observer) -> None:
+    """Whose node is deleted in one queue, where it was first, while it waits in another, begins anew in both."""
     b = Lock("b", make_pool()).acquire(timeout=60)
     pool = make_pool(session_timeout=LONG_SESSION)
     both = Lock(["a", "b"], pool)
@@ -259,13 +259,13 @@ def test_lock__bad_keys(pool: Pool, keys: Any, error: type[Exception], message: 
 
 
 def changes(observer: Observer, path: str) -> int | None:
-    """Count what has come and gone in a line; None if it is reaped."""
+    """Count what has come and gone in a queue; None if it is reaped."""
     stat = observer.client.exists(path)
     return None if stat is None else int(stat.cversion)
 
 
 def test_try__busy(make_pool: MakePool, observer: Observer) -> None:
-    """A try that meets one taken key writes nothing: not in its line, and not in those of the others."""
+    """A try that meets one taken key writes nothing: not in its queue, and not in those of the others."""
     trying = Lock(["new", "a", "b"], make_pool())
     free = Lock("a", make_pool()).acquire(timeout=60)
     with Lock("b", make_pool()).acquire(timeout=60):
@@ -277,13 +277,13 @@ def test_try__busy(make_pool: MakePool, observer: Observer) -> None:
         assert observer.client.exists(trying.paths[0]) is None
         after = [changes(observer, path) for path in trying.paths[1:]]
         assert after[1] == before[1]
-        # The empty line may have been reaped meanwhile.
+        # The empty queue may have been reaped meanwhile.
         assert after[0] in {before[0], None}
 
 
 @pytest.mark.usefixtures("unhurried")
 def test_acquire__timeout(make_pool: MakePool, observer: Observer) -> None:
-    """One deadline is for all keys; a wait that runs out names who is in the way, and leaves no node in any line."""
+    """One deadline is for all keys; a wait that runs out names who is in the way, and leaves no node in any queue."""
     waiting = Lock(["a", "b", "c"], make_pool())
     waiting.acquire(timeout=60).release(wait=True)
     with Lock("b", make_pool()).acquire(timeout=60), Lock("c", make_pool()).acquire(timeout=60):
@@ -334,7 +334,7 @@ def test_node_deleted__holding(make_pool: MakePool, observer: Observer, place: i
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("taken", ["a", "b"])
 def test_node_deleted__waiting(make_pool: MakePool, observer: Observer, place: int, taken: str) -> None:
-    """Who loses its place in one line goes to the end of all, so that no two can wait for each other."""
+    """Who loses its place in one queue goes to the end of all, so that no two can wait for each other."""
     holder = Lock(taken, make_pool()).acquire(timeout=60)
     pool = make_pool()
     lock = Lock(["a", "b"], pool)
@@ -367,7 +367,7 @@ def test_session_ended__holding(pool: Pool, make_pool: MakePool, observer: Obser
 
 
 def test_session_ended__waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
-    """A waiter whose session ends joins all lines again."""
+    """A waiter whose session ends joins all queues again."""
     lock = Lock(["a", "b"], pool)
     taken = Lock("b", make_pool()).acquire(timeout=60)
     waiting = waiting_in(lock)
@@ -417,7 +417,7 @@ def at_multi(proxy: Proxy, then: Callable[[], object]) -> threading.Event:
 
 
 def test_create_reply__lost(proxied: tuple[Proxy, Pool], both: Lock, observer: Observer) -> None:
-    """When the answer to the transaction is lost, its nodes are found again: one in each line."""
+    """When the answer to the transaction is lost, its nodes are found again: one in each queue."""
     proxy, _ = proxied
     for _ in range(5):
         swallowed = at_multi(proxy, lambda: proxy.pause(DOWN))

@@ -19,17 +19,17 @@ from tests.support.timing import GRACE
 from tests.support.tree_reader import MakePool, Observer
 
 
-def test_lines__holder_and_waiters(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
+def test_queues__holder_and_waiters(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """Every lock in use is listed with its holders and waiters, in order."""
     lock = Lock("b/ü", pool, work=lambda: Work(kind="task", name="billing"))
     with lock as held, Lock("a", pool):
         waiter = Runner(lambda: Lock("b/ü", make_pool()).acquire(timeout=120))
         observer.wait_count(lock.paths[0], 2)
         found = search.find(pool, timeout=60)
-        assert [line.key for line in found] == ["a", "b/ü"]
-        line = snapshots.one_lock(pool, "b/ü", timeout=60)
-        assert line == found[1]
-        (holder,), (_holder, waiting) = line.holders, line.entries
+        assert [queue.key for queue in found] == ["a", "b/ü"]
+        queue = snapshots.one_lock(pool, "b/ü", timeout=60)
+        assert queue == found[1]
+        (holder,), (_holder, waiting) = queue.holders, queue.entries
         assert (holder.token, holder.path, holder.position) == (held.token, held.node, 0)
         assert holder.session_id == pool.sessions()[0].id
         assert holder.identity is not None
@@ -39,24 +39,24 @@ def test_lines__holder_and_waiters(pool: Pool, make_pool: MakePool, observer: Ob
     waiter.result().release()
 
 
-def test_line__nobody(pool: Pool) -> None:
+def test_queue__nobody(pool: Pool) -> None:
     """A lock without contenders, in a tree that may not exist, has an empty queue."""
     assert search.find(pool, timeout=60) == []
-    line = snapshots.one_lock(pool, "k", timeout=60)
-    assert (line.key, line.entries, line.unknown_nodes) == ("k", (), ())
+    queue = snapshots.one_lock(pool, "k", timeout=60)
+    assert (queue.key, queue.entries, queue.unknown_nodes) == ("k", (), ())
     with pytest.raises(ValueError, match="must not be empty"):
         snapshots.one_lock(pool, "", timeout=60)
 
 
-def test_lines__long_key(pool: Pool) -> None:
+def test_queues__long_key(pool: Pool) -> None:
     """A key that is too long for a node name is returned whole."""
     key = "/%\n\N{PARTY POPPER}..\0" * 80
     with Lock(key, pool):
-        assert [line.key for line in search.find(pool, timeout=60)] == [key]
+        assert [queue.key for queue in search.find(pool, timeout=60)] == [key]
         assert snapshots.one_lock(pool, key, timeout=60).holders
 
 
-def test_lines__hostile(pool: Pool, observer: Observer) -> None:
+def test_queues__hostile(pool: Pool, observer: Observer) -> None:
     """Names and data of other clients are reported unchanged, and cause no error."""
     root = pool.options.root
     shortened = paths.escape("x" * 500)
@@ -66,14 +66,14 @@ def test_lines__hostile(pool: Pool, observer: Observer) -> None:
         node = f"{root}/{name}/_c_0f8fad5b-d9cb-469f-a165-70867728950e-lock-"
         observer.client.create(node, b'{"v":1,"host":"\\ud800","pid":1e999}', sequence=True)
     found = search.find(pool, timeout=60)
-    assert sorted(line.key for line in found) == sorted(["a%FF", "%41", shortened, "plain"])
-    for line in found:
-        assert line.unknown_nodes == ("readme",)
-        assert [place.identity for place in line.entries] == [None]
-        assert line.entries[0].held
+    assert sorted(queue.key for queue in found) == sorted(["a%FF", "%41", shortened, "plain"])
+    for queue in found:
+        assert queue.unknown_nodes == ("readme",)
+        assert [place.identity for place in queue.entries] == [None]
+        assert queue.entries[0].held
 
 
-def test_lines__kazoo(pool: Pool, observer: Observer) -> None:
+def test_queues__kazoo(pool: Pool, observer: Observer) -> None:
     """A lock of kazoo's own recipe is found, and blocks ours."""
     lock = Lock("k", pool)
     foreign = observer.client.Lock(lock.paths[0], "somebody")
@@ -88,7 +88,7 @@ def test_lines__kazoo(pool: Pool, observer: Observer) -> None:
         pass
 
 
-def test_lines__unreachable(make_pool: MakePool) -> None:
+def test_queues__unreachable(make_pool: MakePool) -> None:
     """Without a server the error comes within the timeout."""
     pool = make_pool("127.0.0.1:1", connect_timeout=60.0)
     began = time.monotonic()
@@ -97,7 +97,7 @@ def test_lines__unreachable(make_pool: MakePool) -> None:
     assert time.monotonic() - began < 0.3 + GRACE
 
 
-def test_lines__refused(make_pool: MakePool) -> None:
+def test_queues__refused(make_pool: MakePool) -> None:
     """A missing permission to read is an error that says so."""
     owner = make_pool(auth=[("digest", "billing:secret")], acl="creator")
     with Lock("k", owner), pytest.raises(ZkLockError, match="refused to list") as caught:
@@ -105,7 +105,7 @@ def test_lines__refused(make_pool: MakePool) -> None:
     assert not isinstance(caught.value, ZooKeeperUnavailable)
 
 
-def test_line__entry_refused(pool: Pool, kazoo_client: KazooClient) -> None:
+def test_queue__entry_refused(pool: Pool, kazoo_client: KazooClient) -> None:
     """So is a missing permission to read one node in a queue."""
     acl = [ACL(Permissions.ALL & ~Permissions.READ, ANYONE_ID_UNSAFE)]
     kazoo_client.ensure_path(pool.path("k"))

@@ -70,7 +70,7 @@ def test_try__busy(server: Server, make_pool: MakePool) -> None:
 
 
 def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release costs the same at any length of the line, and who is granted asks for nothing.
+    """A release costs the same at any length of the queue, and who is granted asks for nothing.
 
     It tells three: the next, which holds; the one behind it, which looks who is before it now, and watches that; and
     the one that has let go, of its own node.
@@ -84,7 +84,7 @@ def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeyp
         order: list[int] = []
         go_on = [threading.Event() for _ in range(100)]
 
-        def wait_in_line(number: int) -> None:
+        def wait_in_queue(number: int) -> None:
             with Lock("k", pools[number % 4]):
                 order.append(number)
                 assert go_on[number].wait(60)
@@ -92,7 +92,7 @@ def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeyp
         runners = []
         before = len(proxy.chunks)
         for number in range(100):
-            runners.append(Runner(lambda number=number: wait_in_line(number)))  # type: ignore[misc]
+            runners.append(Runner(lambda number=number: wait_in_queue(number)))  # type: ignore[misc]
             wait_until(lambda number=number: len(waiting(pools)) == number + 1)  # type: ignore[misc]
         joined = Counter(code for write in written(proxy, before) for code in write if code != CONNECT)
         # The data are of the own node and of a predecessor: nothing is read that only a message would need. Each
@@ -126,7 +126,7 @@ def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeyp
 
 
 def test_hand_over__semaphore(server: Server, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease that becomes free costs the same at any length of the line, watches included."""
+    """A lease that becomes free costs the same at any length of the queue, watches included."""
     # No heartbeat while requests are counted.
     monkeypatch.setattr("django_zklock.zk.session.HEARTBEATS_PER_SESSION", 0.1)
     waiters = 20
@@ -179,7 +179,7 @@ def count_notifications(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 def waiting(pools: list[Pool]) -> list[Contender]:
-    """Return those who have found their place in the line."""
+    """Return those who have found their place in the queue."""
     return [
         listener
         for pool in pools

@@ -55,7 +55,7 @@ class History:
     def check(self) -> None:
         """Raise ``AssertionError`` unless the order of the tokens explains everything."""
         for key in sorted({key for hold in self.holds for key in hold.tokens}):
-            _check_line(key, [hold for hold in self.holds if key in hold.tokens])
+            _check_queue(key, [hold for hold in self.holds if key in hold.tokens])
 
     def most_at_once(self, key: str) -> int:
         """Return how many have held ``key`` at the same time."""
@@ -63,12 +63,12 @@ class History:
         return max(sum(each.granted <= hold.granted < each.released for each in holds) for hold in holds)
 
 
-def _check_line(key: str, holds: list[Hold]) -> None:
-    line = sorted(holds, key=lambda hold: hold.tokens[key])
-    tokens = [hold.tokens[key] for hold in line]
+def _check_queue(key: str, holds: list[Hold]) -> None:
+    ordered = sorted(holds, key=lambda hold: hold.tokens[key])
+    tokens = [hold.tokens[key] for hold in ordered]
     assert len(set(tokens)) == len(tokens), f"two holds of {key} have one token: {tokens}"
-    for place, later in enumerate(line):
-        before = line[:place]
+    for place, later in enumerate(ordered):
+        before = ordered[:place]
         for earlier in before:
             # Who had it before the other asked has the lower token.
             assert earlier.invoked < later.granted, f"{key}: {later}, but {earlier}"

@@ -55,7 +55,7 @@ def make_pool(hosts: str, root: str, budget: int) -> Pool:
     return Pool("multitude", PoolOptions(connection=connection, root=root, connect_timeout=TIMEOUT, budget=budget))
 
 
-async def stand_in_line(first: Pool, pool: Pool, count: int) -> dict[str, object]:
+async def wait_in_queue(first: Pool, pool: Pool, count: int) -> dict[str, object]:
     """Let ``count`` tasks wait behind another holder, and acquire in turn."""
     witness, order = Witness(count), list[int]()
     lock = Lock("k", pool, listener=witness)
@@ -78,13 +78,13 @@ async def stand_in_line(first: Pool, pool: Pool, count: int) -> dict[str, object
     found |= {"most": memory("VmHWM") - start, "in order": order == sorted(order), "served": len(order)}
     # The last release is answered before this one, and those before it too.
     await asyncio.to_thread((await Lock("warm", pool).aacquire(timeout=TIMEOUT)).release, wait=True)
-    return found | {"left": [line.path for line in search.find(first, timeout=TIMEOUT)]}
+    return found | {"left": [queue.path for queue in search.find(first, timeout=TIMEOUT)]}
 
 
 def main(hosts: str, root: str, count: str, budget: str) -> None:
     first, pool = (make_pool(hosts, root, int(budget)) for _ in range(2))
     with closing(first), closing(pool):
-        sys.stdout.write(json.dumps(asyncio.run(stand_in_line(first, pool, int(count)))))
+        sys.stdout.write(json.dumps(asyncio.run(wait_in_queue(first, pool, int(count)))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Those who stand in a line: they come one after the other, and each is asked whether it is its turn."""
+"""Those who stand in a queue: they come one after the other, and each is asked whether it is its turn."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Person:
 
 @dataclass
 class Standing:
-    """The line of one lock, and the people in it; ``next_pool`` gives each the pool that it goes through."""
+    """The queue of one lock, and the people in it; ``next_pool`` gives each the pool that it goes through."""
 
     observer: Observer
     next_pool: Callable[[], Pool]
@@ -132,12 +132,12 @@ class Standing:
         return [self.join(rule) for rule in rules]
 
     def follow(self, person: Person) -> None:
-        """Wait until ``person``, whose node is gone, stands at the end of the line with a new one."""
+        """Wait until ``person``, whose node is gone, stands at the end of the queue with a new one."""
         known = {each.node for each in self.people}
         (person.node,) = wait_until(lambda: set(self.names()) - known, what=f"{person} comes back")
 
     def names(self) -> list[str]:
-        """Return the nodes in the line."""
+        """Return the nodes in the queue."""
         return self.observer.children(self.path)
 
     def expect(self, *expected: Person) -> None:

@@ -338,7 +338,7 @@ def create(script: Script, sequence: int = 5, czxid: int = 50) -> str:
     return name
 
 
-def line_up(script: Script, *before: str, rule: Rule = EXCLUSIVE, sequence: int = 5) -> tuple[Contender, str]:
+def join_behind(script: Script, *before: str, rule: Rule = EXCLUSIVE, sequence: int = 5) -> tuple[Contender, str]:
     """Return a contender that has found these nodes before its own, and the name of that; the watches are asked for."""
     contender = contend(script, rule)
     name = create(script, sequence)

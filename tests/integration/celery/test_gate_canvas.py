@@ -106,7 +106,7 @@ def test_chord__failed_header(workshop: Any, canvas: Canvas, key: str) -> None:
     workshop.wait_empty(f"{key}:other")
 
 
-def test_group__in_the_order_of_the_line(workshop: Any, canvas: Canvas, key: str) -> None:
+def test_group__in_the_order_of_the_queue(workshop: Any, canvas: Canvas, key: str) -> None:
     """The tasks of a group wait together, run one at a time, and have one result each."""
     workshop.other_client.take(key)
     sent = canvas.send(group(canvas.task("contend", key, f"{key}:run") for _ in range(4)))

@@ -74,7 +74,7 @@ def test_failure__acknowledged_or_not(workshop: Any, rabbitmq: RabbitMQ, key: st
         dead.delete()
 
 
-def test_revoked__leaves_the_line(workshop: Any, key: str) -> None:
+def test_revoked__leaves_the_queue(workshop: Any, key: str) -> None:
     """A waiting task that is revoked leaves the queue and does not run."""
     workshop.other_client.take(key)
     task = workshop.send("contend", key, f"{key}:run")

@@ -144,11 +144,11 @@ class Stage:
         client, root = observer.client, self.pool.options.root
         client.sync(root)
         return {
-            line: [
-                (name, client.get(f"{root}/{line}/{name}")[1].ephemeralOwner)
-                for name in observer.children(f"{root}/{line}")
+            parent: [
+                (name, client.get(f"{root}/{parent}/{name}")[1].ephemeralOwner)
+                for name in observer.children(f"{root}/{parent}")
             ]
-            for line in sorted(client.get_children(root))
+            for parent in sorted(client.get_children(root))
         }
 
     def play_to_the_end(self, number: int | None) -> None:
@@ -178,7 +178,7 @@ def test_session_moved__every_kind(
     away: list[ZooKeeper],
     move: Callable[[Way, Ensemble, list[ZooKeeper]], None],
 ) -> None:
-    """A session takes all that it holds, and its place in all lines, to another server, and goes on from there."""
+    """A session takes all that it holds, and its place in all queues, to another server, and goes on from there."""
     way = make_way(ensemble.followers()[0])
     others = make_pool(ensemble.hosts, session_timeout=SESSION_TIMEOUT, connect_timeout=20.0)
     with looking(ensemble) as observer:

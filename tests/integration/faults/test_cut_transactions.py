@@ -21,7 +21,7 @@ RESULT = 4 + 1 + 4
 
 @pytest.fixture
 def server() -> Iterator[ZooKeeperServer]:
-    """Return a server of the test's own, which removes no empty line."""
+    """Return a server of the test's own, which removes no empty queue."""
     with ZooKeeperServer(reap_interval=3600) as server:
         yield server
 
@@ -32,18 +32,18 @@ def keys(number: int) -> list[str]:
 
 
 def nodes(server: ZooKeeperServer, lock: LockValue) -> list[str]:
-    """Return the nodes in all the lines of a lock."""
+    """Return the nodes in all the queues of a lock."""
     return [node for path in lock.paths for node in server.paths(path)]
 
 
 def numbers(server: ZooKeeperServer, lock: LockValue) -> list[int]:
-    """Return the numbers of the nodes in all the lines of a lock; each node that was made has taken the next one."""
+    """Return the numbers of the nodes in all the queues of a lock; each node that was made has taken the next one."""
     return [int(node[-10:]) for node in nodes(server, lock)]
 
 
 @pytest.mark.parametrize("lagging", [False, True], ids=["same-server", "lagging-follower"])
 def test_transaction_reply__cut_at_every_byte(server: ZooKeeperServer, make_pool: MakePool, lagging: bool) -> None:
-    """Wherever the reply is cut, the one node in each line that was made is found and held, and no other is made."""
+    """Wherever the reply is cut, the one node in each queue that was made is found and held, and no other is made."""
     with Lock(keys(0), make_pool()) as held:
         frame = LENGTH + HEADER + sum(RESULT + TEXT + len(node) for node in nodes(server, held.lock)) + RESULT
 

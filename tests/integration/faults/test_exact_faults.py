@@ -48,7 +48,7 @@ def moments(server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> Moments
 
 
 def warm(pool: Pool) -> Lock:
-    """Return a lock whose session and line are there."""
+    """Return a lock whose session and queue are there."""
     lock = Lock("k", pool)
     lock.acquire(timeout=60).release(wait=True)
     return lock
@@ -59,7 +59,7 @@ def change(server: ZooKeeperServer, *changes: Change) -> None:
 
 
 def delete_all(server: ZooKeeperServer, path: str) -> Callable[[], int]:
-    """Return what deletes a line and everybody in it, to be called in the server's thread."""
+    """Return what deletes a queue and everybody in it, to be called in the server's thread."""
 
     def delete() -> int:
         names = sorted(server.service.newest.tree.descendants(path))
@@ -237,10 +237,10 @@ def test_create__late(server: ZooKeeperServer, pool: Pool) -> None:
 
 @pytest.mark.parametrize("times", [1, MAX_ENSURES, MAX_ENSURES + 1])
 def test_container__reaped_before_the_create(server: ZooKeeperServer, pool: Pool, moments: Moments, times: int) -> None:
-    """A line that is reaped between its making and our create is made again."""
+    """A queue that is reaped between its making and our create is made again."""
     warm(pool)
     lock = Lock("other", pool)
-    # First line, create and list; then root, line, create and list, as often as it takes.
+    # First queue, create and list; then root, queue, create and list, as often as it takes.
     reaped = [
         moments.before(session_of(pool), 4 * number + 2, lambda: server.service.reap(lock.paths[0]))
         for number in range(times)
@@ -257,7 +257,7 @@ def test_container__reaped_before_the_create(server: ZooKeeperServer, pool: Pool
 
 
 def test_container__reaped_after_the_list(server: ZooKeeperServer, pool: Pool, moments: Moments) -> None:
-    """A try that finds an empty line makes it again if it is reaped before the create comes."""
+    """A try that finds an empty queue makes it again if it is reaped before the create comes."""
     lock = warm(pool)
     reaped = moments.before(session_of(pool), 2, lambda: server.service.reap(lock.paths[0]))
     held = lock.try_acquire()
@@ -272,8 +272,8 @@ JOIN = 4
 
 
 @pytest.mark.parametrize("place", range(1, JOIN + 1))
-def test_line_deleted__joining(server: ZooKeeperServer, make_pool: MakePool, moments: Moments, place: int) -> None:
-    """When the line is deleted before any request of a joining waiter, the waiter lines up anew and is granted."""
+def test_queue_deleted__joining(server: ZooKeeperServer, make_pool: MakePool, moments: Moments, place: int) -> None:
+    """When the queue is deleted before any request of a joining waiter, the waiter queues up anew and is granted."""
     holder, pool = make_pool(session_timeout=1.2), make_pool()
     held = warm(holder).acquire()
     lock = Lock("k", pool)
@@ -293,7 +293,7 @@ def test_line_deleted__joining(server: ZooKeeperServer, make_pool: MakePool, mom
 def test_joining__interrupted(
     server: ZooKeeperServer, make_pool: MakePool, moments: Moments, fault: str, place: int
 ) -> None:
-    """A waiter whose session or connection ends before any of its requests has one place in the line all the same."""
+    """A waiter whose session or connection ends before any of its requests has one place in the queue all the same."""
     holder, pool = make_pool(), make_pool()
     held = warm(holder).acquire()
     lock = warm_elsewhere(pool)
@@ -329,7 +329,7 @@ def warm_elsewhere(pool: Pool) -> Lock:
 
 
 def waits(pool: Pool) -> bool:
-    """Whether the pool's only contender stands in line and has seen who holds."""
+    """Whether the pool's only contender stands in the queue and has seen who holds."""
     listeners = [listener for session in pool.sessions() for listener in list(session.listeners)]
     return len(listeners) == 1 and is_watching(listeners[0])
 
@@ -626,10 +626,10 @@ def test_sequence_end__exclusive(
     for number in range(12):
         waiters.append(Runner(lambda number=number: enter(number)))  # type: ignore[misc]
         wait_until(lambda number=number: len(server.paths(lock.paths[0])) == number + 2)  # type: ignore[misc]
-    line = snapshots.one_lock(pools[1], "k", timeout=60)
-    assert [place.token for place in line.entries] == sorted(place.token for place in line.entries)
-    assert [place.path for place in line.holders] == [held.node]
-    numbers = [node.sequence for node in line.nodes]
+    snapshot = snapshots.one_lock(pools[1], "k", timeout=60)
+    assert [place.token for place in snapshot.entries] == sorted(place.token for place in snapshot.entries)
+    assert [place.path for place in snapshot.holders] == [held.node]
+    numbers = [node.sequence for node in snapshot.nodes]
     assert numbers == [min(first + place, END_OF_NUMBERS) for place in range(13)]
     held.release()
     tokens = [waiter.result() for waiter in waiters]

@@ -37,7 +37,7 @@ EXAMPLES = 80
 STEPS = 20
 POOLS = 3
 KEYS = ("a", "b")
-# What people ask for in one run. Lines of one kind come to states that a mixture hardly ever does.
+# What people ask for in one run. Queues of one kind come to states that a mixture hardly ever does.
 THEMES = {
     "all": [EXCLUSIVE, WRITE, READ, READ, semaphore(1), semaphore(2), semaphore(3)],
     "exclusive": [EXCLUSIVE],
@@ -45,7 +45,7 @@ THEMES = {
     "semaphore": [semaphore(2)],
     "limits differ": [semaphore(1), semaphore(2), semaphore(3), semaphore(4)],
 }
-# Where the numbers of a line begin: most lines at 0, others close to what is the end for some reason.
+# Where the numbers of a queue begin: most queues at 0, others close to what is the end for some reason.
 STARTS = [0, 0, 0, 2**31 - 3, 2**31 - 2**20 - 3, -(2**31), -3]
 # To what they jump later on.
 JUMPS = [2**31 - 2, 2**31 - 2**20 - 2, -(2**31)]
@@ -60,10 +60,10 @@ asks = st.tuples(pools, numbers, st.sampled_from([("a",), ("a",), ("a",), ("a",)
 Ask = tuple[int, int, tuple[str, ...]]
 
 
-def may_hold(rule: Rule, node: str, line: list[str]) -> bool:
-    """Say by the words of the manual whether ``node`` may hold; ``line`` is in the order of arrival."""
+def may_hold(rule: Rule, node: str, queue: list[str]) -> bool:
+    """Say by the words of the manual whether ``node`` may hold; ``queue`` is in the order of arrival."""
     own = LABELS[rule.kind.value]
-    before = line[: line.index(node)]
+    before = queue[: queue.index(node)]
     if any(own not in other or own not in SHARED for other in before):
         return False
     # Who holds is never one of more than its limit, and that goes for all of them.
@@ -101,7 +101,7 @@ class World:
     # Of a reader of Java that was a writer: the transaction of its write node, whose place it keeps.
     places: dict[str, int] = field(default_factory=dict)
 
-    def line(self, path: str) -> list[str]:
+    def queue(self, path: str) -> list[str]:
         """Return the nodes at ``path`` in the order in which they came."""
         nodes = self.server.service.newest.tree.nodes
         names = nodes[path].children if path in nodes else ()
@@ -112,8 +112,8 @@ class World:
     def skip_numbers(self, path: str, value: int) -> None:
         """Continue the sequence numbers at ``path`` at ``value``, if that is higher.
 
-        Numbers come round after 2**32 nodes. Somebody who has stood in line for half of that is nobody whom a number
-        can put in its place, nor is there anybody who waits that long.
+        Numbers come round after 2**32 nodes. Somebody who has stood in the queue for half of that is nobody whom a
+        number can put in its place, nor is there anybody who waits that long.
         """
 
         def used() -> list[int]:
@@ -149,7 +149,7 @@ class Machine(RuleBasedStateMachine):
         self.people: list[Person] = []
         # Those who were told to leave.
         self.gone: list[Contender] = []
-        # Nodes that were deleted while another line kept their owner waiting.
+        # Nodes that were deleted while another queue kept their owner waiting.
         self.void: set[str] = set()
         self.lagging = False
         self.theme: list[Rule] = []
@@ -174,7 +174,7 @@ class Machine(RuleBasedStateMachine):
         self.theme, self.seed = THEMES[theme], seed
         for key, path, start in zip(self.keys.values(), self.paths, starts, strict=True):
             if start:
-                # So that the line is there.
+                # So that the queue is there.
                 Lock(key, self.world.pools[0]).acquire(timeout=120).release(wait=True)
                 self.world.server.faults.set_sequence(path, start)
         self.come(newcomers, settle)
@@ -242,10 +242,10 @@ class Machine(RuleBasedStateMachine):
         """Downgrade the writer to a reader, if it holds."""
         self.reading = True
         path, _, name = (self.writer or "").rpartition("/")
-        line = self.lines()[path]
+        queue = self.queues()[path]
         number = name.rpartition("__WRIT__")[2]
         # Where the counter has come to its end Curator cannot tell one node from the next.
-        if line[:1] == [name] and int(number) < 2**31 - 1:
+        if queue[:1] == [name] and int(number) < 2**31 - 1:
             client = self.world.operator.client
             reader = f"{path}/_c_{uuid.UUID(int=99, version=4)}-__READ__{number}"
             self.world.places[reader] = client.get(f"{path}/{name}")[1].czxid
@@ -333,36 +333,36 @@ class Machine(RuleBasedStateMachine):
             raise AssertionError(blocked)
 
     def blocked(self, people: list[Person]) -> Iterator[tuple[Person, list[str]]]:
-        """Yield those in whose way somebody is, with the line."""
+        """Yield those in whose way somebody is, with the queue."""
         # First what people think, then the tree: what it still contains was there when they thought so.
         places = [(person, dict(person.contender.node_paths)) for person in people]
         released = [(each.session, each.node_paths.values()) for each in self.gone]
-        lines = self.lines()
+        queues = self.queues()
         for person, nodes in places:
             left = {node for session, gone in released if session is person.contender.session for node in gone}
             for path, node in nodes.items():
                 name = node.rpartition("/")[2]
-                line = [other for other in lines[path] if f"{path}/{other}" not in left]
-                if name in line and not may_hold(person.rule, name, line):
-                    yield person, lines[path]
+                queue = [other for other in queues[path] if f"{path}/{other}" not in left]
+                if name in queue and not may_hold(person.rule, name, queue):
+                    yield person, queues[path]
 
-    def lines(self) -> dict[str, list[str]]:
-        """Return both lines at one moment."""
-        return self.world.server.call(lambda: {path: self.world.line(path) for path in self.paths})
+    def queues(self) -> dict[str, list[str]]:
+        """Return both queues at one moment."""
+        return self.world.server.call(lambda: {path: self.world.queue(path) for path in self.paths})
 
     def is_settled(self) -> bool:
         """Whether all who may hold do, and all others know that they do not."""
         opinions = [(p, p.contender.state, dict(p.contender.node_paths)) for p in self.people if not p.is_through]
-        lines = self.lines()
-        return all(self.is_right(*opinion, lines) for opinion in opinions)
+        queues = self.queues()
+        return all(self.is_right(*opinion, queues) for opinion in opinions)
 
     @staticmethod
-    def is_right(person: Person, state: State, nodes: dict[str, str], lines: dict[str, list[str]]) -> bool:
+    def is_right(person: Person, state: State, nodes: dict[str, str], queues: dict[str, list[str]]) -> bool:
         assert person.contender.error is None, person
         names = {path: node.rpartition("/")[2] for path, node in nodes.items()}
-        if state not in {State.HELD, State.WAITING} or any(name not in lines[path] for path, name in names.items()):
+        if state not in {State.HELD, State.WAITING} or any(name not in queues[path] for path, name in names.items()):
             return False
-        expected = all(may_hold(person.rule, name, lines[path]) for path, name in names.items())
+        expected = all(may_hold(person.rule, name, queues[path]) for path, name in names.items())
         return (state is State.HELD) is expected
 
     def teardown(self) -> None:
@@ -390,13 +390,13 @@ class Machine(RuleBasedStateMachine):
             if not self.people:
                 break
             self.let_go(chance.randrange(50), settle=False)
-        wait_until(lambda: not any(self.lines().values()), 20, "the lines are empty")
+        wait_until(lambda: not any(self.queues().values()), 20, "the queues are empty")
 
     def wait_settled(self) -> None:
         try:
             wait_until(self.is_settled, 20, "everybody knows")
         except AssertionError as error:
-            raise AssertionError(f"{self.people} in {self.lines()}") from error
+            raise AssertionError(f"{self.people} in {self.queues()}") from error
 
 
 def run(world: World, machine: type[Machine], count: int) -> None:
@@ -432,7 +432,7 @@ def world(make_pool: MakePool) -> Iterator[World]:
 
 @pytest.mark.slow
 def test_model(world: World) -> None:
-    """Random joins, leaves and faults: never two who exclude each other, never a line that is stuck, no node left."""
+    """Random joins, leaves and faults: never two who exclude each other, never a queue that is stuck, no node left."""
     run(world, Machine, EXAMPLES)
 
 

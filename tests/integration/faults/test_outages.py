@@ -61,7 +61,7 @@ def test_server_frozen__cold(own_zookeeper: ZooKeeper, make_pool: MakePool, own_
 
 
 def test_server_frozen__waiting(own_zookeeper: ZooKeeper, make_pool: MakePool, own_observer: Observer) -> None:
-    """Whoever stands in a line when the server freezes gets its error in time, and has met a holder."""
+    """Whoever stands in a queue when the server freezes gets its error in time, and has met a holder."""
     lock = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=40.0, connect_timeout=60.0))
     with Lock("k", make_pool(own_zookeeper.hosts, session_timeout=40.0)):
         # So long that a busy machine has it in the queue before.
@@ -118,7 +118,7 @@ def test_server_frozen__loss_is_told(own_zookeeper: ZooKeeper, make_pool: MakePo
     held.release()
 
 
-def test_lines__frozen(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
+def test_queues__frozen(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
     """With a frozen server too."""
     pool = make_pool(own_zookeeper.hosts, connect_timeout=60.0)
     search.find(pool, timeout=60)

@@ -134,7 +134,7 @@ def test_waiting(
     times: int,
     code: int,
 ) -> None:
-    """A waiter to whom the line, its own node or its predecessor is refused keeps its place and is granted in turn."""
+    """A waiter to whom the queue, its own node or its predecessor is refused keeps its place and is granted in turn."""
     held = Lock("k", make_pool()).acquire(timeout=120)
     Lock("elsewhere", pool).acquire(timeout=120).release(wait=True)
     refusal = refusals.refuse(opcode, code=code, times=times, session=session_of(pool))
@@ -402,8 +402,8 @@ def test_survey(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> None
     """Reading what is there goes on after a refusal."""
     held = Lock("k", pool).acquire(timeout=120)
     refusal = refusals.refuse("getChildren", "multiRead", "getData", times=3)
-    (line,) = search.find(pool, timeout=30)
-    assert line.key == "k"
+    (snapshot,) = search.find(pool, timeout=30)
+    assert snapshot.key == "k"
     assert refusal.count == 3
     held.release(wait=True)
 

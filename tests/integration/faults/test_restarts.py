@@ -1,4 +1,4 @@
-"""A real server that restarts, or forgets a session, while two hundred stand in one line."""
+"""A real server that restarts, or forgets a session, while two hundred stand in one queue."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Queue:
             self._alone.release()
 
     def looking(self) -> contextlib.closing[Observer]:
-        """Return a look at the line that no restart has come between."""
+        """Return a look at the queue that no restart has come between."""
         return contextlib.closing(Observer(self.hosts))
 
     def stand(self, pool: Pool | None = None) -> list[str]:

@@ -47,9 +47,9 @@ class Room:
         """Add a contender for each rule at the end of the queue, one after the other."""
         for rule in rules:
             number = len(self._runners)
-            line = len(self._server.paths(self.path))
+            count = len(self._server.paths(self.path))
             self._runners.append(Runner(lambda number=number, rule=rule: self._stay(number, rule)))  # type: ignore[misc]
-            wait_until(lambda line=line: len(self._server.paths(self.path)) == line + 1)  # type: ignore[misc]
+            wait_until(lambda count=count: len(self._server.paths(self.path)) == count + 1)  # type: ignore[misc]
 
     def _stay(self, number: int, rule: Rule) -> None:
         with Lock("k", self._pools[number % len(self._pools)], rule=rule).acquire(timeout=120) as held:
@@ -91,7 +91,7 @@ def test_sequence_end__read_and_write(room: Room, server: ZooKeeperServer) -> No
 
 
 def test_sequence_end__semaphore(room: Room, server: ZooKeeperServer) -> None:
-    """Of a semaphore's leases there are as many as ever, and they are given in the order of the line."""
+    """Of a semaphore's leases there are as many as ever, and they are given in the order of the queue."""
     room.come(*[TWO] * 10)
     for number in range(9):
         room.expect(number, number + 1)

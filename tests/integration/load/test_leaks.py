@@ -40,7 +40,7 @@ TIMEOUT = max(240.0, CYCLES / 100)
 LIMIT = max(600.0, CYCLES / 50)
 
 RULES: list[Rule] = [EXCLUSIVE, READ, WRITE, semaphore(2)]
-# Some are over before there is a place in the line, some in the middle of the joining, some when that is long done.
+# Some are over before there is a place in the queue, some in the middle of the joining, some when that is long done.
 TIMEOUTS = (0.0001, 0.001, 0.02)
 # How many may be on their way out before somebody waits for them: what thousands take at once is given back to Python
 # and not to the system, and would hide a leak.
@@ -55,7 +55,7 @@ PROCESS = Path("/proc/self")
 
 @pytest.fixture
 def server() -> Iterator[ZooKeeper]:
-    """Return a server of the test's own, which removes empty lines as fast as they come."""
+    """Return a server of the test's own, which removes empty queues as fast as they come."""
     properties = {"znode.container.checkIntervalMs": "300", "znode.container.maxPerMinute": "60000"}
     with ZooKeeper(tick_time=0.2, properties=properties) as server:
         yield server
@@ -118,7 +118,7 @@ class Traces:
 
 
 def wait_for_rest(server: ZooKeeper, pools: list[Pool], nodes: int) -> None:
-    """Wait until everybody has left, and the server has removed the lines; what stays for ever is found by that."""
+    """Wait until everybody has left, and the server has removed the queues; what stays for ever is found by that."""
     for pool in pools:
         wait_until(lambda pool=pool: not any(tables(pool).values()), 30, f"{tables(pool)} at rest")  # type: ignore[misc]
     # It keeps the last identities, a limited number.
@@ -206,7 +206,7 @@ def wait_in_vain(server: ZooKeeper, pools: list[Pool], count: int) -> None:
 @pytest.mark.timeout(LIMIT)
 def test_leaks(server: ZooKeeper, make_pool: MakePool, root: str, kazoo_client: KazooClient) -> None:
     """Locks of every kind, had or not, leave no node, watch, connection, thread, descriptor, object or memory."""
-    # These lines stay, and with them what is left there; the others are to be removed.
+    # These queues stay, and with them what is left there; the others are to be removed.
     for key in ("shared-0", "shared-1", "shared-2", "x", "y"):
         kazoo_client.create(f"{root}/{key}", makepath=True)
     nodes = counters(server)["zk_znode_count"]

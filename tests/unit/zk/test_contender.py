@@ -9,7 +9,7 @@ from django_zklock.zk.contender import MAX_ENSURES, Contender, SessionUnavailabl
 from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Kind, Rule, semaphore
 from tests.support.queued_contenders import is_next, node_of
-from tests.support.scripted_session import SESSION, Script, contend, create, curators, line_up, other, settle, stat
+from tests.support.scripted_session import SESSION, Script, contend, create, curators, join_behind, other, settle, stat
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_used__deletion(script: Script, error: Exception | None) -> None:
 
 def test_used__session_ended(script: Script) -> None:
     """At the end of the session a holder's node is gone; a waiter's is created again, and so it stays counted."""
-    contender, _name = line_up(script, other(1))
+    contender, _name = join_behind(script, other(1))
     script.end_session()
     assert (contender.state, script.used) == (State.JOINING, 1)
     holder = contend(Script())
@@ -233,7 +233,7 @@ def test_create__refused(script: Script) -> None:
 
 def test_is_held(script: Script) -> None:
     """What a strict session would lose with its connection: no wait, however near its end, and nothing lost before."""
-    contender, name = line_up(script, other(3))
+    contender, name = join_behind(script, other(3))
     settle(script, name)
     assert (contender.needs_lease, contender.is_held) == (True, False)
     script.tell(f"/k/{other(3)}", deleted=True)
@@ -307,8 +307,8 @@ def test_create__reply_lost_other_session(script: Script) -> None:
 
 
 def test_waiting__predecessor_gone(script: Script) -> None:
-    """The one before the last is watched; when it goes the line is read again, and the last is watched as well."""
-    contender, name = line_up(script, other(1), other(3), other(4))
+    """The one before the last is watched; when it goes the queue is read again, and the last is watched as well."""
+    contender, name = join_behind(script, other(1), other(3), other(4))
     assert set(script.watches) == {f"/k/{name}", f"/k/{other(3)}"}
     settle(script, name)
     script.tell(f"/k/{other(3)}", deleted=True)
@@ -332,7 +332,7 @@ KEPT_OUT = pytest.mark.parametrize("rule", [EXCLUSIVE, WRITE, semaphore(2)], ids
 @KEPT_OUT
 def test_waiting__writer_gone(script: Script, rule: Rule) -> None:
     """Behind a writer of Curator a list follows its end, for it may go on as a reader, which has its number."""
-    contender, name = line_up(script, curators(1, Kind.WRITE), rule=rule)
+    contender, name = join_behind(script, curators(1, Kind.WRITE), rule=rule)
     settle(script, name)
     script.tell(f"/k/{curators(1, Kind.WRITE)}", deleted=True)
     assert script.asked == ["children"]
@@ -346,7 +346,7 @@ def test_waiting__writer_gone(script: Script, rule: Rule) -> None:
 @KEPT_OUT
 def test_waiting__our_writer_gone(script: Script, rule: Rule) -> None:
     """Behind a writer of ours its end is the grant, and nothing is asked."""
-    contender, name = line_up(script, other(1, Kind.WRITE), rule=rule)
+    contender, name = join_behind(script, other(1, Kind.WRITE), rule=rule)
     settle(script, name)
     assert is_next(contender)
     script.tell(f"/k/{other(1, Kind.WRITE)}", deleted=True)
@@ -359,7 +359,7 @@ def test_waiting__writer_gone__reader() -> None:
     """A reader is granted at once behind either, for it may read with whatever the writer becomes."""
     for writer in (other(1, Kind.WRITE), curators(1, Kind.WRITE)):
         script = Script()
-        contender, name = line_up(script, writer, rule=READ)
+        contender, name = join_behind(script, writer, rule=READ)
         settle(script, name)
         script.tell(f"/k/{writer}", deleted=True)
         assert (contender.state, script.asked) == (State.HELD, [])
@@ -395,7 +395,7 @@ def test_sequence_end__by_czxid(script: Script) -> None:
 
 
 def test_sequence_end__own_node_gone(script: Script) -> None:
-    """If our node is gone when the order is looked up, we line up anew."""
+    """If our node is gone when the order is looked up, we queue up anew."""
     contender = contend(script)
     name = create(script, END, czxid=60)
     script.answer("children", [rival(1), name])
@@ -524,7 +524,7 @@ def test_unavailable__holding(script: Script) -> None:
 
 def test_unavailable__waiting(script: Script) -> None:
     """A waiter gives up if it has no deadline of its own."""
-    contender, _ = line_up(script, other(3))
+    contender, _ = join_behind(script, other(3))
     contender.unavailable("away")
     assert isinstance(contender.error, SessionUnavailable)
     assert contender.state is State.LEAVING
@@ -532,7 +532,7 @@ def test_unavailable__waiting(script: Script) -> None:
 
 def test_unavailable__patient(script: Script) -> None:
     """A waiter that has a deadline waits until then, unless there will be no other session."""
-    contender, _ = line_up(script, other(3))
+    contender, _ = join_behind(script, other(3))
     contender.has_deadline = True
     contender.unavailable("away")
     assert (contender.state, contender.error) == (State.WAITING, None)
@@ -572,11 +572,11 @@ def test_session_ended__holding(script: Script) -> None:
     assert (contender.state, contender.lost) == (State.GONE, "expired")
 
 
-@pytest.mark.parametrize("line", [[other(1)], ["__lock__", other(1)]])
-def test_try__busy(script: Script, line: list[str]) -> None:
+@pytest.mark.parametrize("found", [[other(1)], ["__lock__", other(1)]])
+def test_try__busy(script: Script, found: list[str]) -> None:
     """A try lists first and creates nothing on a busy lock."""
     contender = contend(script, wait=False)
-    script.answer("children", line)
+    script.answer("children", found)
     assert (contender.refused_busy, contender.state, script.asked) == (True, State.GONE, [])
 
 

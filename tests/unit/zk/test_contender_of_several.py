@@ -15,7 +15,7 @@ from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import EXCLUSIVE, READ, Kind, Rule, semaphore
 from tests.support.scripted_session import OTHERS, SESSION, Script, data, other, settle, stat
 
-LINES = ("/b", "/a", "/c")
+PATHS = ("/b", "/a", "/c")
 
 
 @pytest.fixture
@@ -30,17 +30,17 @@ def told() -> list[None]:
 
 
 def contend(script: Script, rule: Rule = EXCLUSIVE, *, wait: bool = True, told: list[None] | None = None) -> Contender:
-    """Return an attempt at all the lines that has sent what it sends first."""
+    """Return an attempt at all the queues that has sent what it sends first."""
     notes = [] if told is None else told
     session: Any = script
-    places = [LockPath(path, path.encode()) for path in LINES]
+    places = [LockPath(path, path.encode()) for path in PATHS]
     several = Contender(session, places, rule, data=b"me", wait=wait, notify=lambda: notes.append(None))
     several.join()
     return several
 
 
 def create(script: Script, *, token: int = 50, sequence: int = 5) -> dict[str, str]:
-    """Answer the creation; return the name of each node by its line."""
+    """Answer the creation; return the name of each node by its queue."""
     stems = script.requests[0][1]
     names = [f"{stem.rpartition('/')[2]}{sequence:010d}" for stem in stems]
     script.answer("create_all", (names, token))
@@ -48,9 +48,9 @@ def create(script: Script, *, token: int = 50, sequence: int = 5) -> dict[str, s
 
 
 def list_all(script: Script, names: dict[str, str], **before: str) -> None:
-    """Answer the lists, with somebody ``before`` us in the lines that are named by their letters."""
-    for line in LINES:
-        assert script.answer("children", [names[line], *filter(None, [before.get(line[1:])])]) == line
+    """Answer the lists, with somebody ``before`` us in the queues that are named by their letters."""
+    for path in PATHS:
+        assert script.answer("children", [names[path], *filter(None, [before.get(path[1:])])]) == path
 
 
 def hold(script: Script, told: list[None] | None = None) -> tuple[Contender, dict[str, str]]:
@@ -63,7 +63,7 @@ def hold(script: Script, told: list[None] | None = None) -> tuple[Contender, dic
 
 
 def wait_in(script: Script, *letters: str) -> tuple[Contender, dict[str, str]]:
-    """Return an attempt that waits for one other in these lines, and its nodes."""
+    """Return an attempt that waits for one other in these queues, and its nodes."""
     several = contend(script)
     names = create(script)
     list_all(script, names, **dict.fromkeys(letters, other(1)))
@@ -73,7 +73,7 @@ def wait_in(script: Script, *letters: str) -> tuple[Contender, dict[str, str]]:
 
 
 def nodes_of(names: dict[str, str]) -> list[str]:
-    return [f"{line}/{names[line]}" for line in LINES]
+    return [f"{path}/{names[path]}" for path in PATHS]
 
 
 def answer_deletes(script: Script) -> list[str]:
@@ -88,16 +88,16 @@ def answer_deletes(script: Script) -> list[str]:
 
 
 def test_join__all_free(script: Script, told: list[None]) -> None:
-    """One creation and a list of each line are enough; the token is that of the transaction, whatever the order."""
+    """One creation and a list of each queue are enough; the token is that of the transaction, whatever the order."""
     several = contend(script, told=told)
     assert script.asked == ["create_all", "children", "children", "children"]
     stems = script.requests[0][1]
-    assert [stem.rpartition("/")[0] for stem in stems] == list(LINES)
+    assert [stem.rpartition("/")[0] for stem in stems] == list(PATHS)
     assert len({stem.rpartition("/")[2] for stem in stems}) == 1
     names = create(script, token=4711)
     list_all(script, names)
     assert (several.state, several.token, script.asked) == (State.HELD, 4711, [])
-    assert several.node_paths == dict(zip(LINES, nodes_of(names), strict=True))
+    assert several.node_paths == dict(zip(PATHS, nodes_of(names), strict=True))
     assert told
 
 
@@ -105,10 +105,10 @@ def test_join__not_before_the_last(script: Script) -> None:
     """Some of the locks are none: nothing is held before the last is."""
     several = contend(script)
     names = create(script)
-    for line in LINES[:-1]:
-        script.answer("children", [names[line]])
+    for path in PATHS[:-1]:
+        script.answer("children", [names[path]])
         assert several.state is State.JOINING
-    script.answer("children", [names[LINES[-1]]])
+    script.answer("children", [names[PATHS[-1]]])
     assert several.state is State.HELD
 
 
@@ -145,7 +145,7 @@ def test_join__many() -> None:
 
 
 def test_join__without_connection(script: Script) -> None:
-    """Who joins while there is no connection is in the lines as soon as there is one."""
+    """Who joins while there is no connection is in the queues as soon as there is one."""
     script.connected = False
     several = contend(script)
     assert (several.state, script.asked) == (State.JOINING, [])
@@ -164,7 +164,7 @@ def test_join__abandoned_before_it_began(script: Script) -> None:
 
 
 def test_wait__one_after_the_other(script: Script) -> None:
-    """Each line is waited for by itself, and the last hand-over asks for nothing."""
+    """Each queue is waited for by itself, and the last hand-over asks for nothing."""
     several, names = wait_in(script, "a", "c")
     # Our own nodes too: that in "b" as well, where we are first.
     assert set(script.watches) == {f"/a/{other(1)}", f"/c/{other(1)}", *nodes_of(names)}
@@ -175,7 +175,7 @@ def test_wait__one_after_the_other(script: Script) -> None:
 
 
 def test_wait__holder(script: Script, told: list[None]) -> None:
-    """Who waits knows who is in the way in one of the lines."""
+    """Who waits knows who is in the way in one of the queues."""
     several = contend(script, told=told)
     names = create(script)
     list_all(script, names, c=other(1))
@@ -205,8 +205,8 @@ def test_wait__holder_of_the_refreshed(script: Script) -> None:
     assert script.answer("children", [names["/c"], *waiters]) == "/c"
     assert script.answer("children", [names["/b"], *waiters]) == "/b"
     assert script.answer("children", [names["/a"]]) == "/a"
-    for line in order[:2]:
-        script.answer_get(names[line], (data(), stat()))
+    for path in order[:2]:
+        script.answer_get(names[path], (data(), stat()))
         script.answer_get(other(2), (data(host="a waiter"), stat(owner=OTHERS)))
     settle(script, names["/a"])
     several.refresh_holder()
@@ -222,7 +222,7 @@ def test_create__no_parents(script: Script) -> None:
     several = contend(script)
     first = script.requests[0][1]
     script.answer("create_all", error=NoNodeError())
-    for _ in LINES:
+    for _ in PATHS:
         script.answer("children", error=NoNodeError())
     assert script.asked == ["ensure"] * 3 + ["create_all"] + ["children"] * 3
     for error in (None, NodeExistsError(), NoAuthError()):
@@ -237,12 +237,12 @@ def test_create__parents_never_there(script: Script) -> None:
     several = contend(script)
     for _ in range(MAX_ENSURES):
         script.answer("create_all", error=NoNodeError())
-        for _ in LINES:
+        for _ in PATHS:
             script.answer("children", error=NoNodeError())
-        for _ in LINES:
+        for _ in PATHS:
             script.answer("ensure", "made")
     script.answer("create_all", error=NoNodeError())
-    for _ in LINES:
+    for _ in PATHS:
         script.answer("children", error=NoNodeError())
     assert isinstance(several.error, NoNodeError)
     assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
@@ -252,7 +252,7 @@ def test_create__refused(script: Script, told: list[None]) -> None:
     """A refusal is the outcome."""
     several = contend(script, told=told)
     script.answer("create_all", error=NoAuthError())
-    for _ in LINES:
+    for _ in PATHS:
         script.answer("children", error=NoAuthError())
     assert isinstance(several.error, NoAuthError)
     assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
@@ -260,7 +260,7 @@ def test_create__refused(script: Script, told: list[None]) -> None:
 
 
 def test_member__refused(script: Script) -> None:
-    """If one line cannot be read, none is waited for."""
+    """If one queue cannot be read, none is waited for."""
     several = contend(script)
     names = create(script)
     script.answer("children", [names["/b"]])
@@ -275,7 +275,7 @@ def test_member__refused(script: Script) -> None:
 
 
 def test_try__free(script: Script) -> None:
-    """A try looks at every line before it creates anything."""
+    """A try looks at every queue before it creates anything."""
     several = contend(script, wait=False)
     assert script.asked == ["children"] * 3
     script.answer("children", [])
@@ -287,24 +287,24 @@ def test_try__free(script: Script) -> None:
 
 @pytest.mark.parametrize("full", [0, 1, 2])
 def test_try__busy(script: Script, full: int, told: list[None]) -> None:
-    """A try that meets one full line creates nothing, and can say who is there."""
+    """A try that meets one full queue creates nothing, and can say who is there."""
     several = contend(script, wait=False, told=told)
     for number in range(3):
         script.answer("children", [other(1)] if number == full else [])
     assert (several.refused_busy, several.state, script.asked, script.listeners) == (True, State.GONE, [], {})
     assert told
     several.refresh_holder()
-    assert script.answer("children", [other(1)]) == LINES[full]
-    assert script.answer("get", (data(host="there"), stat(owner=OTHERS))) == f"{LINES[full]}/{other(1)}"
+    assert script.answer("children", [other(1)]) == PATHS[full]
+    assert script.answer("get", (data(host="there"), stat(owner=OTHERS))) == f"{PATHS[full]}/{other(1)}"
     assert several.holder_reads == 1
     assert several.holder is not None
     assert several.holder.host == "there"
 
 
 def test_try__overtaken(script: Script) -> None:
-    """A try that is overtaken in one line between list and creation takes all its nodes away again."""
+    """A try that is overtaken in one queue between list and creation takes all its nodes away again."""
     several = contend(script, wait=False)
-    for _ in LINES:
+    for _ in PATHS:
         script.answer("children", [])
     names = create(script)
     list_all(script, names, a=other(1))
@@ -316,20 +316,20 @@ def test_try__overtaken(script: Script) -> None:
 
 
 def test_try__shared(script: Script) -> None:
-    """The rule says what is full, for each line."""
+    """The rule says what is full, for each queue."""
     readers = contend(script, READ, wait=False)
-    for _ in LINES:
+    for _ in PATHS:
         script.answer("children", [other(1, Kind.READ)])
     assert script.asked == ["create_all"] + ["children"] * 3
     script.requests.clear()
     leases = contend(script, semaphore(1), wait=False)
-    for _ in LINES:
+    for _ in PATHS:
         script.answer("children", [other(1, Kind.LEASE)])
     assert (readers.refused_busy, leases.refused_busy) == (False, True)
 
 
 def test_try__refused(script: Script) -> None:
-    """A line that cannot be read is an error, told once."""
+    """A queue that cannot be read is an error, told once."""
     several = contend(script, wait=False)
     script.answer("children", [])
     script.answer("children", error=NoAuthError())
@@ -339,13 +339,13 @@ def test_try__refused(script: Script) -> None:
 
 
 def test_try__connection_lost(script: Script) -> None:
-    """The lines that were not seen when the connection broke are looked at on the next one."""
+    """The queues that were not seen when the connection broke are looked at on the next one."""
     several = contend(script, wait=False)
     script.answer("children", [])
     script.break_connection()
     script.reconnect()
     assert script.asked == ["children"] * 2
-    for _ in LINES[1:]:
+    for _ in PATHS[1:]:
         script.answer("children", [])
     list_all(script, create(script))
     assert several.state is State.HELD
@@ -365,8 +365,8 @@ def lose_reply(script: Script) -> dict[str, str]:
 
 def answer_search(script: Script, names: dict[str, str], found: str) -> None:
     script.answer("sync")
-    for line in LINES:
-        assert script.answer("children", [other(1), *([names[line]] if line[1:] in found else [])]) == line
+    for path in PATHS:
+        assert script.answer("children", [other(1), *([names[path]] if path[1:] in found else [])]) == path
 
 
 def test_reply_lost__found(script: Script) -> None:
@@ -379,11 +379,11 @@ def test_reply_lost__found(script: Script) -> None:
     assert script.asked == ["children"] * 3
     list_all(script, names)
     assert (several.state, several.token) == (State.HELD, 4711)
-    assert several.node_paths == dict(zip(LINES, nodes_of(names), strict=True))
+    assert several.node_paths == dict(zip(PATHS, nodes_of(names), strict=True))
 
 
 def test_reply_lost__found_and_busy(script: Script) -> None:
-    """Whoever is found in line waits there."""
+    """Whoever is found in the queue waits there."""
     several = contend(script)
     names = lose_reply(script)
     answer_search(script, names, "abc")
@@ -442,24 +442,24 @@ def test_reply_lost__gone_while_looking(script: Script) -> None:
 
 @pytest.mark.parametrize("refused", [0, 1, 2])
 def test_reply_lost__search_refused(script: Script, refused: int, caplog: pytest.LogCaptureFixture) -> None:
-    """If one line cannot be read then, that is the outcome; what is found is taken away, and nothing created.
+    """If one queue cannot be read then, that is the outcome; what is found is taken away, and nothing created.
 
-    A node may be left in that line, where it keeps everybody out: that is logged, and it counts in the budget.
+    A node may be left in that queue, where it keeps everybody out: that is logged, and it counts in the budget.
     """
     several = contend(script)
     names = lose_reply(script)
     script.answer("sync")
-    for number, line in enumerate(LINES):
+    for number, path in enumerate(PATHS):
         if number == refused:
             script.answer("children", error=NoAuthError())
         else:
-            script.answer("children", [names[line]])
+            script.answer("children", [names[path]])
     expected = [node for number, node in enumerate(nodes_of(names)) if number != refused]
     assert answer_deletes(script) == expected
     assert isinstance(several.error, NoAuthError)
     assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
     assert caplog.text.count("event=leave_refused") == 1
-    assert script.used == len(LINES)
+    assert script.used == len(PATHS)
 
 
 def test_reply_lost__found_and_not_to_be_deleted(script: Script, caplog: pytest.LogCaptureFixture) -> None:
@@ -467,12 +467,12 @@ def test_reply_lost__found_and_not_to_be_deleted(script: Script, caplog: pytest.
     several = contend(script)
     names = lose_reply(script)
     script.answer("sync")
-    for line in LINES:
-        script.answer("children", [names[line]] if line == "/b" else [])
+    for path in PATHS:
+        script.answer("children", [names[path]] if path == "/b" else [])
     script.answer("delete", error=NoAuthError())
     assert caplog.text.count("event=leave_refused") == 1
     list_all(script, create(script))
-    assert (several.state, script.used) == (State.HELD, 1 + len(LINES))
+    assert (several.state, script.used) == (State.HELD, 1 + len(PATHS))
 
 
 @pytest.mark.parametrize("found", ["", "b", "abc"])
@@ -489,7 +489,7 @@ def test_reply_lost__left_meanwhile(script: Script, found: str) -> None:
         script.answer("get", (b"me", stat(50)))
         script.answer("confirm")
     assert several.state is (State.LEAVING if found else State.GONE)
-    assert answer_deletes(script) == [f"{line}/{names[line]}" for line in LINES if line[1:] in found]
+    assert answer_deletes(script) == [f"{path}/{names[path]}" for path in PATHS if path[1:] in found]
     assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
 
 
@@ -499,8 +499,8 @@ def test_reply_lost__cut_while_looking(script: Script, how_far: int) -> None:
     several = contend(script)
     names = lose_reply(script)
     for _ in range(how_far):
-        name, line, _ = script.requests[0]
-        script.answer(name, [names[line]] if name == "children" else None)
+        name, path, _ = script.requests[0]
+        script.answer(name, [names[path]] if name == "children" else None)
     left = script.asked
     script.break_connection()
     script.reconnect()
@@ -551,8 +551,8 @@ def test_list__reply_lost(script: Script, told: list[None]) -> None:
         ("children", "/c"),
         ("get", f"/b/{names['/b']}"),
     ]
-    for line in LINES[1:]:
-        script.answer("children", [names[line]])
+    for path in PATHS[1:]:
+        script.answer("children", [names[path]])
     assert not told
     script.answer("get", (b"me", stat(50)))
     assert told
@@ -589,12 +589,12 @@ def test_place_lost__seen_in_the_list(script: Script) -> None:
     assert several.state is State.HELD
 
 
-def test_place_lost__first_in_line(script: Script) -> None:
-    """A place at the head of a line can be lost too, as long as another lock is waited for; that is no loss yet."""
+def test_place_lost__first_in_queue(script: Script) -> None:
+    """A place at the head of a queue can be lost too, as long as another lock is waited for; that is no loss yet."""
     several = contend(script)
     names = create(script)
-    for line in ("/b", "/a"):
-        script.answer("children", [names[line]])
+    for path in ("/b", "/a"):
+        script.answer("children", [names[path]])
     # A heartbeat comes before all are listed.
     script.heartbeat()
     assert [what for name, what, _ in script.requests if name == "get"] == [f"/b/{names['/b']}", f"/a/{names['/a']}"]
@@ -626,8 +626,8 @@ def test_place_lost__before_it_is_watched(script: Script, there: bool) -> None:
         assert (several.state, several.lost) == (State.JOINING, None)
 
 
-def test_place_lost__first_in_line_and_unreadable(script: Script) -> None:
-    """Whose node at the head of a line cannot be watched leaves: it would not learn that the node is gone."""
+def test_place_lost__first_in_queue_and_unreadable(script: Script) -> None:
+    """Whose node at the head of a queue cannot be watched leaves: it would not learn that the node is gone."""
     several = contend(script)
     names = create(script)
     list_all(script, names, a=other(1))
@@ -635,7 +635,7 @@ def test_place_lost__first_in_line_and_unreadable(script: Script) -> None:
     assert (several.state, type(several.error)) == (State.LEAVING, NoAuthError)
 
 
-def test_place_lost__first_in_line_and_away(script: Script) -> None:
+def test_place_lost__first_in_queue_and_away(script: Script) -> None:
     """Who has got the last of the locks after a reconnect waits until the watches on its other nodes are set again."""
     several, names = wait_in(script, "a")
     script.break_connection()
@@ -661,7 +661,7 @@ def test_place_lost__while_away(script: Script) -> None:
 
 
 def test_place__kept_over_a_suspension(script: Script) -> None:
-    """A place at the head of a line is no hold: where suspension is loss, it is kept all the same."""
+    """A place at the head of a queue is no hold: where suspension is loss, it is kept all the same."""
     several, names = wait_in(script, "a")
     script.break_connection()
     for listener in list(script.listeners):
@@ -681,7 +681,7 @@ def test_place__kept_over_a_suspension(script: Script) -> None:
 
 @pytest.mark.parametrize("letters", ["a", "abc"])
 def test_session_ended__waiting(script: Script, letters: str) -> None:
-    """Who waits lines up anew in the next session."""
+    """Who waits queues up anew in the next session."""
     several, names = wait_in(script, *letters)
     script.break_connection()
     script.end_session()
@@ -867,7 +867,7 @@ def test_leave__creation_refused(script: Script) -> None:
     several = contend(script)
     several.leave()
     script.answer("create_all", error=NoNodeError())
-    for _ in LINES:
+    for _ in PATHS:
         script.answer("children", error=NoNodeError())
     assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
 
@@ -886,13 +886,13 @@ def test_leave__looking(script: Script) -> None:
     """A try that is given up while it looks creates nothing."""
     several = contend(script, wait=False)
     several.leave()
-    for _ in LINES:
+    for _ in PATHS:
         script.answer("children", [])
     assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
 
 
 def test_leave__waiting(script: Script) -> None:
-    """Who gives up waiting takes its watches off, and leaves every line."""
+    """Who gives up waiting takes its watches off, and leaves every queue."""
     several, names = wait_in(script, "a", "b")
     several.leave()
     assert set(script.watches) == set(nodes_of(names))
@@ -901,7 +901,7 @@ def test_leave__waiting(script: Script) -> None:
 
 
 def test_leave__holding(script: Script, told: list[None]) -> None:
-    """All nodes are deleted, in the order of the lines; it is over when the last is confirmed."""
+    """All nodes are deleted, in the order of the queues; it is over when the last is confirmed."""
     several, names = hold(script, told)
     gone: list[None] = []
     several.on_deleted(lambda: gone.append(None))

@@ -1,4 +1,4 @@
-"""The end of a wait: when a notification is proof enough to hold, and when the line has to be read once more."""
+"""The end of a wait: when a notification is proof enough to hold, and when the queue has to be read once more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ from django_zklock.zk.contender import State
 from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.queue import READ, WRITE, Kind
 from tests.support.queued_contenders import node_of
-from tests.support.scripted_session import OTHERS, SESSION, Script, contend, create, data, line_up, other, settle, stat
+from tests.support.scripted_session import (
+    OTHERS,
+    SESSION,
+    Script,
+    contend,
+    create,
+    data,
+    join_behind,
+    other,
+    settle,
+    stat,
+)
 
 
 @pytest.fixture
@@ -39,7 +50,7 @@ def test_last_gone(script: Script) -> None:
 
 def test_holder__known(script: Script) -> None:
     """Who waits knows who is first, watched or not, from its first look on."""
-    contender, name = line_up(script, other(1), other(2), other(3))
+    contender, name = join_behind(script, other(1), other(2), other(3))
     script.answer_get(name, (data(), stat()))
     script.answer_get(other(2), (data(host="second"), stat()))
     assert contender.holder_reads == 0
@@ -54,7 +65,7 @@ def test_holder__known(script: Script) -> None:
 
 def test_last_gone__own_place_unsure(script: Script) -> None:
     """Who cannot be sure of its own node, which was just written to, waits for the answer of its new watch."""
-    contender, name = line_up(script, other(3))
+    contender, name = join_behind(script, other(3))
     settle(script, name)
     script.tell(f"/k/{name}", deleted=False)
     script.tell(f"/k/{other(3)}", deleted=True)
@@ -64,8 +75,8 @@ def test_last_gone__own_place_unsure(script: Script) -> None:
 
 
 def test_last_gone__own_place_unwatched(script: Script) -> None:
-    """Who may not read its own node, and so cannot watch it, reads the line: the node may be gone as well."""
-    contender, name = line_up(script, other(3))
+    """Who may not read its own node, and so cannot watch it, reads the queue: the node may be gone as well."""
+    contender, name = join_behind(script, other(3))
     script.answer_get(other(3), (data(), stat(owner=OTHERS)))
     script.answer_get(name, error=NoAuthError())
     script.tell(f"/k/{other(3)}", deleted=True)
@@ -76,7 +87,7 @@ def test_last_gone__own_place_unwatched(script: Script) -> None:
 
 def test_own_node__watched_again(script: Script) -> None:
     """As soon as the own node is watched again, a notification is proof again."""
-    contender, name = line_up(script, other(3))
+    contender, name = join_behind(script, other(3))
     settle(script, name)
     script.tell(f"/k/{name}", deleted=False)
     settle(script, name)
@@ -86,7 +97,7 @@ def test_own_node__watched_again(script: Script) -> None:
 
 def test_own_node__not_watched_yet(script: Script) -> None:
     """The watch on the own node counts from its answer on, for which the contender waits."""
-    contender, name = line_up(script, other(3))
+    contender, name = join_behind(script, other(3))
     script.answer_get(other(3), (data(), stat(owner=OTHERS)))
     script.tell(f"/k/{other(3)}", deleted=True)
     assert (contender.state, script.asked) == (State.WAITING, ["get"])
@@ -95,8 +106,8 @@ def test_own_node__not_watched_yet(script: Script) -> None:
 
 
 def test_own_node__not_watched_yet_and_gone(script: Script) -> None:
-    """If that answer is that the own node is gone, the contender lines up anew."""
-    contender, name = line_up(script, other(3))
+    """If that answer is that the own node is gone, the contender queues up anew."""
+    contender, name = join_behind(script, other(3))
     script.answer_get(other(3), (data(), stat(owner=OTHERS)))
     script.tell(f"/k/{other(3)}", deleted=True)
     script.answer_get(name, error=NoNodeError())
@@ -104,8 +115,8 @@ def test_own_node__not_watched_yet_and_gone(script: Script) -> None:
 
 
 def test_own_node__gone(script: Script) -> None:
-    """Who hears that its own node is gone lines up anew, whatever it hears of others after that."""
-    contender, name = line_up(script, other(3))
+    """Who hears that its own node is gone queues up anew, whatever it hears of others after that."""
+    contender, name = join_behind(script, other(3))
     settle(script, name)
     watcher = script.watches[f"/k/{other(3)}"][0]
     script.tell(f"/k/{name}", deleted=True)
@@ -117,7 +128,7 @@ def test_own_node__gone(script: Script) -> None:
 
 def test_own_node__gone_after_the_last(script: Script) -> None:
     """Who hears that it holds, and then that its own node is gone, has lost."""
-    contender, name = line_up(script, other(3))
+    contender, name = join_behind(script, other(3))
     settle(script, name)
     script.tell(f"/k/{other(3)}", deleted=True)
     script.tell(f"/k/{name}", deleted=True)
@@ -204,7 +215,7 @@ def test_own_node__gone_before_a_heartbeat_is_answered(script: Script) -> None:
 def test_own_node__gone_and_then_the_connection(script: Script) -> None:
     """A loss is told at once if nobody can be asked any more why it came."""
     told: list[str | None] = []
-    contender, name = line_up(script, other(3))
+    contender, name = join_behind(script, other(3))
     settle(script, name)
     script.tell(f"/k/{other(3)}", deleted=True)
     script.tell(f"/k/{name}", deleted=True)
@@ -220,7 +231,7 @@ def test_own_node__gone_and_then_the_connection(script: Script) -> None:
 )
 def test_last_gone__whose(script: Script, owner: int, deleting: bool, held: bool) -> None:
     """A node of our own session proves something only if we have deleted it: else the session may be ending."""
-    contender, name = line_up(script, other(3))
+    contender, name = join_behind(script, other(3))
     settle(script, name, {other(3): owner})
     if deleting:
         script.deleting.add(other(3))
@@ -248,7 +259,7 @@ def test_last_gone__of_a_neighbour(script: Script) -> None:
 
 def test_last__unreadable(script: Script) -> None:
     """Who may not read the node before it cannot wait for its end, and gives up its place with the server's word."""
-    contender, name = line_up(script, other(3))
+    contender, name = join_behind(script, other(3))
     script.answer_get(other(3), error=NoAuthError())
     assert isinstance(contender.error, NoAuthError)
     assert contender.state is State.LEAVING
@@ -257,7 +268,7 @@ def test_last__unreadable(script: Script) -> None:
 
 def test_lease__over_at_the_grant(script: Script) -> None:
     """A queue that was listed when the lease had ended is listed again, over a new connection."""
-    contender, name = line_up(script, other(3))
+    contender, name = join_behind(script, other(3))
     settle(script, name)
     script.lease_expired = True
     script.tell(f"/k/{other(3)}", deleted=True)
@@ -273,7 +284,7 @@ def test_lease__over_at_the_grant(script: Script) -> None:
 
 def test_lease__renewed_with_the_listing(script: Script) -> None:
     """A waiter without a lease holds after one round trip: a write renews the lease, and the listing follows it."""
-    contender, name = line_up(script, other(3))
+    contender, name = join_behind(script, other(3))
     settle(script, name)
     script.lease_expired = True
     script.tell(f"/k/{other(3)}", deleted=True)
@@ -290,7 +301,7 @@ def test_lease__short_before_the_grant(script: Script) -> None:
     The third in a queue has waited for nearly a session timeout, in a session that keeps no lease; then the two before
     it end shortly after each other. The lease ended after the grant, with nothing wrong anywhere.
     """
-    contender, name = line_up(script, other(1), other(3))
+    contender, name = join_behind(script, other(1), other(3))
     settle(script, name)
     script.lease_is_short = True
     script.tell(f"/k/{other(1)}", deleted=True)
@@ -305,7 +316,7 @@ def test_lease__short_before_the_grant(script: Script) -> None:
 
 def test_left__hears_nothing(script: Script) -> None:
     """Who gives up its place takes its watch off, and is not granted by what comes late."""
-    contender, name = line_up(script, other(3))
+    contender, name = join_behind(script, other(3))
     settle(script, name)
     late = script.watches[f"/k/{other(3)}"][0]
     contender.leave()
@@ -320,7 +331,7 @@ def test_left__hears_nothing(script: Script) -> None:
 @pytest.mark.parametrize("last", [1, 2, 3])
 def test_readers__last_of_several(script: Script, last: int) -> None:
     """Who waits for readers that hold together watches them all, and holds when the last of them is gone."""
-    contender, name = line_up(script, reader(1), reader(2), reader(3), rule=WRITE)
+    contender, name = join_behind(script, reader(1), reader(2), reader(3), rule=WRITE)
     assert set(script.watches) == {f"/k/{name}", *(f"/k/{reader(number)}" for number in (1, 2, 3))}
     settle(script, name)
     for number in {1, 2, 3} - {last}:
@@ -332,7 +343,7 @@ def test_readers__last_of_several(script: Script, last: int) -> None:
 
 def test_readers__of_our_own_session(script: Script) -> None:
     """Readers that we have deleted are proven gone, also when the server has long confirmed it."""
-    contender, name = line_up(script, reader(1), reader(2), rule=WRITE)
+    contender, name = join_behind(script, reader(1), reader(2), rule=WRITE)
     settle(script, name, {reader(1): SESSION, reader(2): SESSION})
     for number in (2, 1):
         script.deleting.add(reader(number))
@@ -342,8 +353,8 @@ def test_readers__of_our_own_session(script: Script) -> None:
 
 
 def test_readers__one_without_proof(script: Script) -> None:
-    """One end that proves nothing has the line read, whatever the others prove."""
-    contender, name = line_up(script, reader(1), reader(2), rule=WRITE)
+    """One end that proves nothing has the queue read, whatever the others prove."""
+    contender, name = join_behind(script, reader(1), reader(2), rule=WRITE)
     settle(script, name, {reader(1): SESSION})
     script.tell(f"/k/{reader(1)}", deleted=True)
     assert script.asked == ["children"]
@@ -356,7 +367,7 @@ def test_readers__one_without_proof(script: Script) -> None:
 def test_readers__behind_a_writer(script: Script) -> None:
     """While it is not the readers' turn, only the one before them is watched."""
     writer = other(1, Kind.WRITE)
-    contender, name = line_up(script, writer, reader(2), reader(3), rule=WRITE)
+    contender, name = join_behind(script, writer, reader(2), reader(3), rule=WRITE)
     assert set(script.watches) == {f"/k/{name}", f"/k/{writer}"}
     settle(script, name)
     script.tell(f"/k/{writer}", deleted=True)
@@ -370,7 +381,7 @@ def test_readers__behind_a_writer(script: Script) -> None:
 def test_reader__let_in_with_others(script: Script) -> None:
     """Readers behind one writer watch it all, and each holds when it goes; other readers are in nobody's way."""
     writer = other(1, Kind.WRITE)
-    contender, name = line_up(script, reader(0), writer, reader(2), rule=READ)
+    contender, name = join_behind(script, reader(0), writer, reader(2), rule=READ)
     assert set(script.watches) == {f"/k/{name}", f"/k/{writer}"}
     settle(script, name)
     script.tell(f"/k/{writer}", deleted=True)
@@ -379,7 +390,7 @@ def test_reader__let_in_with_others(script: Script) -> None:
 
 def test_looking_again__keeps_what_is_watched(script: Script) -> None:
     """A second look asks for no watch that is there already, and takes off those that are of no use any more."""
-    contender, name = line_up(script, reader(1), reader(2), rule=WRITE)
+    contender, name = join_behind(script, reader(1), reader(2), rule=WRITE)
     settle(script, name)
     script.tell(f"/k/{reader(1)}", deleted=False)
     script.answer("children", [reader(1), reader(2), name])

@@ -1,4 +1,4 @@
-"""What the contenders of one session in one line share: lists, the names in them, and what they have found out."""
+"""What the contenders of one session in one queue share: lists, the names in them, and what they have found out."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ CALM: dict[str, Any] = {"data": b"", "wait": True, "notify": lambda: None}
 
 
 def test_join__together(script: Script) -> None:
-    """Those who join in one write are told of the line once, behind the last of their creations."""
+    """Those who join in one write are told of the queue once, behind the last of their creations."""
     one, two, three = joined(script, WRITE, WRITE, WRITE)
     script.answer("children", [*names(three, one, two), "readme"])
     assert [each.state for each in (one, two, three)] == [State.HELD, State.WAITING, State.WAITING]
@@ -101,7 +101,7 @@ def test_list__error_in_one(script: Script, caplog: pytest.LogCaptureFixture) ->
         raise ZeroDivisionError
 
     listing.list_queue(fail)
-    listing.list_queue(lambda line, _refusal: told.append(line))
+    listing.list_queue(lambda queue, _refusal: told.append(queue))
     script.flush()
     script.answer("children", [other(1)])
     assert [node.name for node in told[0]] == [other(1)]
@@ -119,45 +119,45 @@ def test_list__ordered_once(script: Script) -> None:
     assert (one.state, two.state) == (State.HELD, State.WAITING)
 
 
-# A long line.
+# A long queue.
 
 
-def long_line(script: Script) -> list[str]:
+def long_queue(script: Script) -> list[str]:
     """Add a contender behind enough others to make the queue long; return the names of all."""
     contender = contend(script, WRITE)
     script.flush()
     create(script, 500)
-    line = [*(other(place, Kind.WRITE) for place in range(LONG)), *names(contender)]
-    script.answer("children", line)
+    nodes = [*(other(place, Kind.WRITE) for place in range(LONG)), *names(contender)]
+    script.answer("children", nodes)
     settle_all(script)
-    return line
+    return nodes
 
 
-def test_long_line__one_list_at_a_time(script: Script) -> None:
+def test_long_queue__one_list_at_a_time(script: Script) -> None:
     """While a list is under way those who join wait for its answer, and share the next one, which has them all."""
-    line = long_line(script)
+    nodes = long_queue(script)
     contenders = []
     for place in range(3):
         contenders.append(contend(script, WRITE))
         script.flush()
         assert script.asked[-1] == ("children" if place == 0 else "create")
     create(script, 501)
-    script.answer("children", [*line, *names(contenders[0])])
+    script.answer("children", [*nodes, *names(contenders[0])])
     script.flush()
     create(script, 502)
     create(script, 503)
     settle_all(script)
     assert script.asked == ["children"]
-    script.answer("children", [*line, *names(*contenders)])
+    script.answer("children", [*nodes, *names(*contenders)])
     settle_all(script)
     assert [each.state for each in contenders] == [State.WAITING] * 3
     assert [each.holder_reads for each in contenders] == [1] * 3
     assert script.asked == []
 
 
-def test_long_line__refused_list(script: Script) -> None:
+def test_long_queue__refused_list(script: Script) -> None:
     """A list that is refused is an answer, too: the next one is asked for."""
-    line = long_line(script)
+    nodes = long_queue(script)
     one = contend(script, WRITE)
     script.flush()
     two = contend(script, WRITE)
@@ -169,13 +169,13 @@ def test_long_line__refused_list(script: Script) -> None:
     assert one.state is State.LEAVING
     assert script.asked == ["delete", "children"]
     script.answer("delete")
-    script.answer("children", [*line, *names(two)])
+    script.answer("children", [*nodes, *names(two)])
     assert two.state is State.WAITING
 
 
-def test_long_line__connection_gone(script: Script) -> None:
+def test_long_queue__connection_gone(script: Script) -> None:
     """The answer of an earlier connection is not waited for on the next one."""
-    line = long_line(script)
+    nodes = long_queue(script)
     contenders = [contend(script, WRITE)]
     script.flush()
     contenders.append(contend(script, WRITE))
@@ -187,12 +187,12 @@ def test_long_line__connection_gone(script: Script) -> None:
     script.answer("sync")
     script.flush()
     assert script.asked == ["children"]
-    script.answer("children", [*line, *names(contenders[0])])
+    script.answer("children", [*nodes, *names(contenders[0])])
     script.flush()
     (own,) = names(contenders[0])
     settle(script, own)
     # The creation of the second was lost.
-    script.answer("children", [*line, *names(contenders[0])])
+    script.answer("children", [*nodes, *names(contenders[0])])
     script.flush()
     assert script.asked.count("create") == 1
     assert script.asked[-1] == "children"
@@ -250,8 +250,8 @@ def test_connection__old_questions(script: Script) -> None:
     assert (told, script.asked) == (["meanwhile", "after"], [])
 
 
-def test_connection__several_lines(script: Script) -> None:
-    """Who looks for its nodes in several lines has all the lists, also if a neighbour has asked for the last first."""
+def test_connection__several_queues(script: Script) -> None:
+    """Who looks for its nodes in several queues has all the lists, also if a neighbour has asked for the last first."""
     single = Contender(script, [LockPath("/c")], WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
     single.join()
     places = [LockPath(path, b"") for path in ("/a", "/b", "/c")]
@@ -338,7 +338,7 @@ def test_look__shared(script: Script) -> None:
 # The one before is a neighbour.
 
 
-def line_of_three(script: Script) -> list[Contender]:
+def queue_of_three(script: Script) -> list[Contender]:
     """Return three of our session that stand behind each other, the first of which holds; all is settled."""
     three = joined(script, WRITE, WRITE, WRITE)
     script.answer("children", names(*three))
@@ -349,7 +349,7 @@ def line_of_three(script: Script) -> list[Contender]:
 
 def test_neighbour__in_turn(script: Script) -> None:
     """Who stands behind one of our own session holds when that lets go, before the server has heard of it."""
-    one, two, three = line_of_three(script)
+    one, two, three = queue_of_three(script)
     assert set(script.watches) == {f"/k/{name}" for name in names(one, two, three)}
     one.leave()
     assert (two.state, three.state, script.asked) == (State.WAITING, State.WAITING, ["delete"])
@@ -373,8 +373,8 @@ def not_restored(script: Script, _two: Contender) -> None:
 
 @pytest.mark.parametrize("unsure", [without_lease, not_restored])
 def test_neighbour__without_proof(script: Script, unsure: Callable[[Script, Contender], None]) -> None:
-    """What is no proof for an event is none for a neighbour: the line is read."""
-    one, two, _ = line_of_three(script)
+    """What is no proof for an event is none for a neighbour: the queue is read."""
+    one, two, _ = queue_of_three(script)
     unsure(script, two)
     script.requests.clear()
     one.leave()
@@ -391,7 +391,7 @@ def test_neighbour__without_proof(script: Script, unsure: Callable[[Script, Cont
 
 def test_neighbour__own_node_unsure(script: Script) -> None:
     """Who cannot be sure of its own node waits for the answer of its watch, and reads nothing."""
-    one, two, _ = line_of_three(script)
+    one, two, _ = queue_of_three(script)
     script.tell(f"/k/{node_of(two)}", deleted=False)
     one.leave()
     script.flush()
@@ -443,8 +443,8 @@ def test_neighbour__just_lost(script: Script) -> None:
 
 
 def test_neighbour__while_away(script: Script) -> None:
-    """Who lets go without a connection lets nobody in: the line is read on the next one, behind the deletion."""
-    one, two, _ = line_of_three(script)
+    """Who lets go without a connection lets nobody in: the queue is read on the next one, behind the deletion."""
+    one, two, _ = queue_of_three(script)
     script.break_connection()
     script.lease_expired = True
     one.leave()
@@ -457,15 +457,15 @@ def test_neighbour__while_away(script: Script) -> None:
 
 def test_neighbour__has_lost(script: Script) -> None:
     """Who has lost the lock is no proof that nobody else is before the one behind."""
-    one, two, _ = line_of_three(script)
+    one, two, _ = queue_of_three(script)
     one.lose("the connection was suspended")
     one.leave()
     script.flush()
     assert (two.state, script.asked) == (State.WAITING, ["delete", "children"])
 
 
-def test_neighbour__of_several_lines(script: Script) -> None:
-    """Who waits behind neighbours in several lines holds when the last of them has let go."""
+def test_neighbour__of_several_queues(script: Script) -> None:
+    """Who waits behind neighbours in several queues holds when the last of them has let go."""
     places = [LockPath(path) for path in ("/k", "/l")]
     first, second = contend(script, WRITE), Contender(script, [LockPath("/l")], WRITE, **CALM)  # type: ignore[arg-type]
     second.join()
@@ -489,7 +489,7 @@ def test_neighbour__of_several_lines(script: Script) -> None:
 
 
 def test_neighbour__of_others(script: Script) -> None:
-    """Behind one of another session the line is read: who else stands before that, nobody here knows."""
+    """Behind one of another session the queue is read: who else stands before that, nobody here knows."""
     contender = contend(script, WRITE)
     script.flush()
     name = create(script)

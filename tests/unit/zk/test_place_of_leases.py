@@ -1,4 +1,4 @@
-"""Waiting for a semaphore: who watches the line, who one node of it, and how news gets from one to the next."""
+"""Waiting for a semaphore: who watches the queue, who one node of it, and how news gets from one to the next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kazoo.exceptions import BadVersionError, NoAuthError, NoNodeError, Operatio
 
 from django_zklock.zk.contender import State
 from django_zklock.zk.queue import Kind, semaphore
-from tests.support.scripted_session import OTHERS, Script, contend, create, data, line_up, other, settle, stat
+from tests.support.scripted_session import OTHERS, Script, contend, create, data, join_behind, other, settle, stat
 
 TWO = semaphore(2)
 LINE = "/k/"
@@ -23,7 +23,7 @@ def lease(sequence: int, limit: int | None = 2) -> str:
 
 
 def watched(script: Script, own: str) -> set[str]:
-    """Return what is watched besides the own node, by the last part of the path; the line is nothing."""
+    """Return what is watched besides the own node, by the last part of the path; the queue is nothing."""
     assert f"/k/{own}" in script.watches
     return {path.rpartition("/")[2] for path in script.watches} - {own}
 
@@ -71,9 +71,9 @@ def test_join__full(script: Script, wait: bool) -> None:
 # The first waiter.
 
 
-def test_first__watches_the_line(script: Script) -> None:
-    """Any lease may be the one that is given back, so the first waiter watches the line, and no node but its own."""
-    contender, name = line_up(script, lease(1), lease(2), rule=TWO)
+def test_first__watches_the_queue(script: Script) -> None:
+    """Any lease may be the one that is given back, so the first waiter watches the queue, and no node but its own."""
+    contender, name = join_behind(script, lease(1), lease(2), rule=TWO)
     assert watched(script, name) == {""}
     settle(script, name)
     script.answer("children", [lease(1), lease(2), name])
@@ -94,16 +94,16 @@ def test_first__watches_the_line(script: Script) -> None:
 
 def test_first__given_back_before_the_watch(script: Script) -> None:
     """What was given back between the list and the watch is in the list that comes with the watch."""
-    contender, name = line_up(script, lease(1), lease(2), rule=TWO)
+    contender, name = join_behind(script, lease(1), lease(2), rule=TWO)
     settle(script, name)
     script.answer("children", [lease(2), name])
     assert contender.state is State.HELD
     assert watched(script, name) == set()
 
 
-def test_first__line_gone(script: Script) -> None:
-    """When the line itself is deleted, the waiter lines up anew."""
-    contender, name = line_up(script, lease(1), lease(2), rule=TWO)
+def test_first__queue_gone(script: Script) -> None:
+    """When the queue itself is deleted, the waiter queues up anew."""
+    contender, name = join_behind(script, lease(1), lease(2), rule=TWO)
     settle(script, name)
     script.answer("children", [lease(1), lease(2), name])
     script.requests.clear()
@@ -116,16 +116,16 @@ def test_first__line_gone(script: Script) -> None:
 
 
 def test_later__watches_the_one_before(script: Script) -> None:
-    """Who stands behind the first waiter watches the lease right before it; the line is not its business."""
-    contender, name = line_up(script, lease(1), lease(2), lease(3), rule=TWO)
+    """Who stands behind the first waiter watches the lease right before it; the queue is not its business."""
+    contender, name = join_behind(script, lease(1), lease(2), lease(3), rule=TWO)
     settle(script, name)
     assert watched(script, name) == {lease(3)}
     assert (contender.state, script.asked) == (State.WAITING, [])
 
 
 def test_later__told_that_it_is_first(script: Script) -> None:
-    """When the one before comes in, it says so by writing to its node, and the next watches the line from then on."""
-    contender, name = line_up(script, lease(1), lease(2), lease(3), rule=TWO)
+    """When the one before comes in, it says so by writing to its node, and the next watches the queue from then on."""
+    contender, name = join_behind(script, lease(1), lease(2), lease(3), rule=TWO)
     settle(script, name)
     script.tell(f"/k/{lease(3)}", deleted=False)
     script.answer("children", [lease(2), lease(3), name])
@@ -138,7 +138,7 @@ def test_later__told_that_it_is_first(script: Script) -> None:
 @pytest.mark.parametrize("left", [[lease(1)], [lease(1), lease(2)]])
 def test_later__the_one_before_gives_up(script: Script, left: list[str]) -> None:
     """When the one before goes, the next holder_reads, for it may be the first now, or have room."""
-    contender, name = line_up(script, lease(1), lease(2), lease(3), rule=TWO)
+    contender, name = join_behind(script, lease(1), lease(2), lease(3), rule=TWO)
     settle(script, name)
     script.tell(f"/k/{lease(3)}", deleted=True)
     script.answer("children", [*left, name])
@@ -147,8 +147,8 @@ def test_later__the_one_before_gives_up(script: Script, left: list[str]) -> None
 
 
 def test_later__gone_before_the_watch(script: Script) -> None:
-    """The one before may be gone before it can be watched; the line is read again."""
-    contender, name = line_up(script, lease(1), lease(2), lease(3), rule=TWO)
+    """The one before may be gone before it can be watched; the queue is read again."""
+    contender, name = join_behind(script, lease(1), lease(2), lease(3), rule=TWO)
     script.answer_get(name, (data(), stat()))
     script.answer_get(lease(3), error=NoNodeError())
     settle(script, name)
@@ -162,7 +162,7 @@ def test_later__gone_before_the_watch(script: Script) -> None:
 @pytest.mark.parametrize("lower", [1, 2, 3])
 def test_limits__all_are_kept(script: Script, lower: int) -> None:
     """The lowest limit of all up to a lease counts, its own or another's."""
-    contender, name = line_up(script, lease(1, 9), lease(2, lower), lease(3, 9), rule=semaphore(9))
+    contender, name = join_behind(script, lease(1, 9), lease(2, lower), lease(3, 9), rule=semaphore(9))
     # The one before holds only where three may: else it says when it does.
     assert watched(script, name) == ({""} if lower == 3 else {lease(3, 9)})
     assert contender.state is State.WAITING
@@ -178,7 +178,7 @@ def test_limits__room_for_all(script: Script) -> None:
 
 def test_limits__nobody_overtakes(script: Script) -> None:
     """A lease that waits for its own low limit keeps out those behind it; when it gives up they come in."""
-    contender, name = line_up(script, lease(1, 9), lease(2, 1), rule=semaphore(9))
+    contender, name = join_behind(script, lease(1, 9), lease(2, 1), rule=semaphore(9))
     settle(script, name)
     assert watched(script, name) == {lease(2, 1)}
     script.tell(f"/k/{lease(2, 1)}", deleted=True)
@@ -196,17 +196,17 @@ def test_limits__try(script: Script) -> None:
 # The one before does not tell in time.
 
 
-def line_of_three(script: Script, *, version: int = 1) -> str:
+def queue_of_three(script: Script, *, version: int = 1) -> str:
     """Stand behind three leases, the last of which was written to so often."""
-    _, name = line_up(script, lease(1), lease(2), lease(3), rule=TWO)
+    _, name = join_behind(script, lease(1), lease(2), lease(3), rule=TWO)
     script.answer_get(name, (data(), stat()))
     script.answer_get(lease(3), (data(), stat(owner=OTHERS, version=version)))
     return name
 
 
-def test_silent__line_is_watched(script: Script) -> None:
-    """Who stands behind a lease that may have come in already watches the line too, look after look."""
-    name = line_of_three(script)
+def test_silent__queue_is_watched(script: Script) -> None:
+    """Who stands behind a lease that may have come in already watches the queue too, look after look."""
+    name = queue_of_three(script)
     (contender,) = script.listeners
     settle(script, name)
     for number in range(3):
@@ -221,8 +221,8 @@ def test_silent__line_is_watched(script: Script) -> None:
 
 
 def test_silent__written_to(script: Script) -> None:
-    """A line that is watched already is not watched a second time."""
-    name = line_of_three(script)
+    """A queue that is watched already is not watched a second time."""
+    name = queue_of_three(script)
     settle(script, name)
     script.answer("children", [lease(1), lease(2), lease(3), name])
     settle(script, name)
@@ -236,20 +236,20 @@ def test_silent__written_to(script: Script) -> None:
 
 def test_silent__not(script: Script) -> None:
     """A lease that is still to come in is heard of in time."""
-    name = line_of_three(script, version=0)
+    name = queue_of_three(script, version=0)
     settle(script, name)
     assert watched(script, name) == {lease(3)}
 
 
 def test_silent__not_ours(script: Script) -> None:
-    """A lease that is none of ours says nothing: who stands behind it watches the line."""
-    _, name = line_up(script, lease(1), lease(2), lease(3, None), rule=TWO)
+    """A lease that is none of ours says nothing: who stands behind it watches the queue."""
+    _, name = join_behind(script, lease(1), lease(2), lease(3, None), rule=TWO)
     assert watched(script, name) == {""}
 
 
 def test_silent__no_longer(script: Script) -> None:
-    """When the silent one is gone, the line is watched only if that is called for."""
-    name = line_of_three(script)
+    """When the silent one is gone, the queue is watched only if that is called for."""
+    name = queue_of_three(script)
     settle(script, name)
     script.answer("children", [lease(1), lease(2), lease(3), name])
     settle(script, name)
@@ -264,7 +264,7 @@ def test_silent__no_longer(script: Script) -> None:
 
 def test_behind_exclusive__room(script: Script) -> None:
     """If there is room behind what is in the way, its end is all that is waited for, and the next lease is told."""
-    contender, name = line_up(script, other(1), lease(2), rule=TWO)
+    contender, name = join_behind(script, other(1), lease(2), rule=TWO)
     assert watched(script, name) == {other(1)}
     settle(script, name)
     script.tell(f"/k/{other(1)}", deleted=True)
@@ -274,8 +274,8 @@ def test_behind_exclusive__room(script: Script) -> None:
 
 
 def test_behind_exclusive__full(script: Script) -> None:
-    """If there is none, the line is read when what is in the way has gone."""
-    contender, name = line_up(script, other(1), lease(2), lease(3), rule=TWO)
+    """If there is none, the queue is read when what is in the way has gone."""
+    contender, name = join_behind(script, other(1), lease(2), lease(3), rule=TWO)
     assert watched(script, name) == {other(1)}
     settle(script, name)
     script.tell(f"/k/{other(1)}", deleted=True)
@@ -286,7 +286,7 @@ def test_behind_exclusive__full(script: Script) -> None:
 
 def test_children__after_a_reconnect(script: Script) -> None:
     """Who watches the children lists them again: the server before may have had nodes that this one never had."""
-    _contender, name = line_up(script, lease(1), lease(2), rule=TWO)
+    _contender, name = join_behind(script, lease(1), lease(2), rule=TWO)
     while script.requests:
         kind = script.requests[0][0]
         script.answer(kind, [lease(1), lease(2), name] if kind == "children" else (data(), stat()))

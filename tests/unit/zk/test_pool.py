@@ -58,10 +58,10 @@ def test_inspection__apart_from_locks(own_server: ZooKeeperServer, make_pool: Ma
         (session,) = pool.sessions()
         assert [each.id for each in own_server.sessions()] == [session.id]
         own_server.requests.clear()
-        (line,) = search.find(pool, timeout=10)
-        assert line.holders[0].session_id == session.id
+        (queue,) = search.find(pool, timeout=10)
+        assert queue.holders[0].session_id == session.id
         assert pool.inspecting is not None
-        assert actions.last_break(pool, line.path, timeout=10) is None
+        assert actions.last_break(pool, queue.path, timeout=10) is None
         reads = {
             each.session for each in own_server.requests.all() if each.opcode.label in {"multiRead", "getChildren"}
         }

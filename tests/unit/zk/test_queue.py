@@ -97,7 +97,7 @@ def test_node__own(kind: Kind) -> None:
     assert (node.kind, node.guid) == (kind, GUID)
 
 
-def line(*entries: tuple[str, int]) -> list[queue.Node]:
+def nodes_of(*entries: tuple[str, int]) -> list[queue.Node]:
     labels = {"x": "lock-", "w": "__WRIT__", "r": "__READ__", "k": "lease-"}
     return parse_names(named(number, labels[kind], sequence) for number, (kind, sequence) in enumerate(entries))
 
@@ -106,9 +106,9 @@ def named(number: int, label: str, sequence: int, version: int = 4) -> str:
     return f"_c_0f8fad5b-d9cb-{version}69f-a165-7086772895{number:02}-{label}{sequence:010d}"
 
 
-def test_line__order() -> None:
+def test_queue__order() -> None:
     """The order is that of the numbers, whatever the prefix."""
-    assert [node.sequence for node in line(("x", 3), ("w", 1), ("r", 2))] == [1, 2, 3]
+    assert [node.sequence for node in nodes_of(("x", 3), ("w", 1), ("r", 2))] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ def test_line__order() -> None:
 )
 def test_order__safe(entries: str, safe: bool) -> None:
     """Near the end of the counter, after it and with equal numbers the sequence says nothing."""
-    nodes = line(*((each[0], int(each[1:])) for each in entries.split()))
+    nodes = nodes_of(*((each[0], int(each[1:])) for each in entries.split()))
     assert queue.sort_by_sequence(nodes) == (nodes, safe)
 
 
 def test_order__downgraded() -> None:
     """A reader that was a writer stands right behind its write node, in whatever order they are listed."""
     for entries in itertools.permutations([("w", 5), ("r", 5), ("x", 4), ("w", 6)]):
-        assert [(node.kind, node.sequence) for node in line(*entries)] == [
+        assert [(node.kind, node.sequence) for node in nodes_of(*entries)] == [
             (Kind.EXCLUSIVE, 4), (Kind.WRITE, 5), (Kind.READ, 5), (Kind.WRITE, 6),
         ]  # fmt: skip
 
@@ -150,7 +150,7 @@ END = 2**31 - 1
 @pytest.mark.parametrize(
     ("created", "expected"),
     [
-        # In the order of creation: what it asks for and its number; and the places of these in the line.
+        # In the order of creation: what it asks for and its number; and the places of these in the queue.
         ([("x", 3), ("x", 1), ("x", 2)], [0, 1, 2]),
         ([("x", END), ("x", END), ("r", END), ("x", END)], [0, 1, 2, 3]),
         ([("x", END - 1), ("r", END), ("x", -(2**31)), ("r", -(2**31) + 1)], [0, 1, 2, 3]),
@@ -165,17 +165,17 @@ def test_order__of_creation(created: list[tuple[str, int]], expected: list[int])
     """Who came first is told by the transactions, but that a reader that was a writer keeps the place of that."""
     labels = {"x": "lock-", "w": "__WRIT__", "r": "__READ__"}
     found = [queue.parse_name(named(place, labels[kind], sequence)) for place, (kind, sequence) in enumerate(created)]
-    line = queue.sort_by_creation((node, czxid) for czxid, node in enumerate(found) if node)
-    assert [found.index(node) for node in line] == expected
+    ordered = queue.sort_by_creation((node, czxid) for czxid, node in enumerate(found) if node)
+    assert [found.index(node) for node in ordered] == expected
 
 
 def test_order__of_creation__our_readers() -> None:
     """A reader of ours never was a writer, and keeps its place whatever its number."""
     names = [named(1, "lock-", 6), named(2, "__READ__", 5, version=8)]
-    line = queue.sort_by_creation(
+    ordered = queue.sort_by_creation(
         (parsed, place) for place, parsed in enumerate(map(queue.parse_name, names)) if parsed
     )
-    assert [node.name for node in line] == names
+    assert [node.name for node in ordered] == names
 
 
 KINDS = [Kind.EXCLUSIVE, Kind.READ, Kind.READ, Kind.LEASE, Kind.WRITE, Kind.READ]

@@ -1,6 +1,6 @@
 """Who stands in whose way, and what a waiter watches: every rule, without a server.
 
-Lines are written as texts: a letter for each node, first come first. X exclusive, W write, J write of Java, R read,
+Queues are written as texts: a letter for each node, first come first. X exclusive, W write, J write of Java, R read,
 L lease, a digit for a lease of that limit; the node in question stands behind them all. The limit of an L is 9.
 """
 
@@ -34,7 +34,7 @@ from tests.support.scripted_session import curators, other
 KINDS = {"X": Kind.EXCLUSIVE, "W": Kind.WRITE, "R": Kind.READ, "L": Kind.LEASE, "J": Kind.WRITE}
 
 
-def line_of(letters: str) -> list[Node]:
+def nodes_of(letters: str) -> list[Node]:
     return list(itertools.starmap(node_of, enumerate(letters)))
 
 
@@ -53,15 +53,15 @@ def node_of(place: int, letter: str) -> Node:
 def plan_of(of: Rule, before: str, behind: str = "") -> WatchPlan:
     """Return the plan of a node behind ``before`` and in front of ``behind``."""
     own = str(of.limit) if of.limit else next(letter for letter, kind in KINDS.items() if kind is of.kind)
-    line = line_of(before + own + behind)
-    return of.evaluate(line[len(before)].name, Queue(line))
+    nodes = nodes_of(before + own + behind)
+    return of.evaluate(nodes[len(before)].name, Queue(nodes))
 
 
 def places(nodes: tuple[Node, ...]) -> list[int]:
     return [node.sequence for node in nodes]
 
 
-# Alone, and at the head of the line.
+# Alone, and at the head of the queue.
 
 
 @pytest.mark.parametrize("of", [EXCLUSIVE, WRITE, READ, semaphore(1), semaphore(2)])
@@ -73,9 +73,9 @@ def test_plan__first(of: Rule, behind: str) -> None:
 
 @pytest.mark.parametrize("of", [EXCLUSIVE, WRITE, READ, semaphore(1)])
 def test_plan__not_there(of: Rule) -> None:
-    """A node that is not in the line has no plan."""
+    """A node that is not in the queue has no plan."""
     with pytest.raises(LookupError):
-        of.evaluate("gone", Queue(line_of("XWRL")))
+        of.evaluate("gone", Queue(nodes_of("XWRL")))
 
 
 # Which nodes are in the way.
@@ -108,7 +108,7 @@ def test_plan__blockers(of: Rule, before: str, blockers: list[int]) -> None:
     """Exclusive holds and writers keep everybody out, readers and leases each other, leases each other by number."""
     seen = plan_of(of, before)
     # Whoever is at the head holds. The first that is in the way may wait for it.
-    first = line_of(before)[0].name if blockers else ""
+    first = nodes_of(before)[0].name if blockers else ""
     assert (seen is GRANTED, seen.first) == (not blockers, first)
     if blockers:
         # Those that count are watched, or will be; see below for which.
@@ -127,7 +127,7 @@ def test_kinds__conflict_both_ways() -> None:
 @pytest.mark.parametrize(
     ("of", "before", "watched", "armed"),
     [
-        # The next in line watches the one that holds; who comes behind that, the one before the last.
+        # The next in the queue watches the one that holds; who comes behind that, the one before the last.
         (EXCLUSIVE, "X", [0], True),
         (EXCLUSIVE, "XX", [0], False),
         (EXCLUSIVE, "XXX", [1], False),
@@ -191,13 +191,13 @@ def test_plan__full_as_well(before: str) -> None:
 def test_plan__armed_means_free() -> None:
     """Who is armed holds when all that it watches is gone, and not before; who is not armed does not hold then.
 
-    But who could be armed behind a writer of Java looks once more. Shown for every line of up to four nodes.
+    But who could be armed behind a writer of Java looks once more. Shown for every queue of up to four nodes.
     """
     rules = [EXCLUSIVE, WRITE, READ, semaphore(1), semaphore(2), semaphore(3)]
     for of, size in itertools.product(rules, range(5)):
         for letters in map("".join, itertools.product("XWRL2J", repeat=size)):
             seen = plan_of(of, letters)
-            before = line_of(letters)
+            before = nodes_of(letters)
             gone: list[Node] = []
             for node in seen.watch:
                 assert of.must_wait(Queue([each for each in before if each not in gone])), letters
@@ -231,7 +231,7 @@ def test_plan__armed_means_free() -> None:
     ],
 )
 def test_plan__leases(limit: int, before: str, children: bool, watched: list[int]) -> None:
-    """The first that a semaphore has no room for watches the line, every other one the lease right before it."""
+    """The first that a semaphore has no room for watches the queue, every other one the lease right before it."""
     seen = plan_of(semaphore(limit), before)
     assert (seen.watch_children, places(seen.watch)) == (children, watched)
     assert seen.woken_by_predecessor is not children
@@ -246,15 +246,15 @@ def test_limits__are_kept() -> None:
     for size in range(7):
         for letters in map("".join, itertools.product("1234", repeat=size)):
             limits = list(map(int, letters))
-            line = line_of(letters)
-            order = Queue(line)
-            holding = [semaphore(limit).holds(node.name, order) for limit, node in zip(limits, line, strict=True)]
+            nodes = nodes_of(letters)
+            order = Queue(nodes)
+            holding = [semaphore(limit).holds(node.name, order) for limit, node in zip(limits, nodes, strict=True)]
             count = sum(holding)
             assert holding == [True] * count + [False] * (size - count), letters
             assert all(count <= limit for limit in limits[:count]), letters
             assert count == size or count + 1 > min(limits[: count + 1]), letters
             # A release wakes one waiter, which wakes the next one if that may hold too.
-            seen = [semaphore(limit).evaluate(node.name, order) for limit, node in zip(limits, line, strict=True)]
+            seen = [semaphore(limit).evaluate(node.name, order) for limit, node in zip(limits, nodes, strict=True)]
             assert [plan.watch_children for plan in seen[count:]] == [True, *[False] * (size - count)][: size - count]
 
 
@@ -275,8 +275,8 @@ def test_limits__are_kept() -> None:
 )
 def test_holds(letters: str, holding: list[int]) -> None:
     """Those hold whom nobody before them keeps out, with a semaphore of two."""
-    line = line_of(letters.replace("L", "2"))
-    held = [node.sequence for node in line if RULES[node.kind].holds(node.name, Queue(line))]
+    nodes = nodes_of(letters.replace("L", "2"))
+    held = [node.sequence for node in nodes if RULES[node.kind].holds(node.name, Queue(nodes))]
     assert held == holding
 
 
@@ -299,7 +299,7 @@ def test_holds(letters: str, holding: list[int]) -> None:
 )
 def test_is_full(of: Rule, letters: str, full: bool) -> None:
     """Whether a newcomer would have to wait, by the same rule."""
-    assert of.must_wait(Queue(line_of(letters))) is full
+    assert of.must_wait(Queue(nodes_of(letters))) is full
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_rule__limit_and_mode(mode: str) -> None:
 # Whom a call may be skipped for.
 
 
-def proof_in(of: Rule, line: str) -> list[int]:
+def proof_in(of: Rule, letters: str) -> list[int]:
     """Return the places of the nodes that prove that another call waits which runs the same as ours, the last one.
 
     A letter in round brackets is a node of a call that runs the same; in square brackets, of a delivery of our own
@@ -361,7 +361,7 @@ def proof_in(of: Rule, line: str) -> list[int]:
     mark = Mark.of("work", "ours")
     marks = {"(": Mark.of("work", "another"), "[": mark, "": None}
     nodes = []
-    for place, (bracket, letter) in enumerate(re.findall(r"([(\[]?)(\w)[)\]]?", line)):
+    for place, (bracket, letter) in enumerate(re.findall(r"([(\[]?)(\w)[)\]]?", letters)):
         kind, limit = (Kind.LEASE, int(letter)) if letter.isdigit() else (KINDS[letter], None)
         nodes.append(parse_name(name_prefix(new_guid(marks[bracket]), kind, limit) + f"{place:010d}"))
     queue = Queue([node for node in nodes if node is not None])
@@ -370,7 +370,7 @@ def proof_in(of: Rule, line: str) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("of", "line", "proof"),
+    ("of", "letters", "proof"),
     [
         # The one that waits, and a node for which it waits.
         (EXCLUSIVE, "X(X)[X]", [0, 1]),
@@ -399,6 +399,6 @@ def proof_in(of: Rule, line: str) -> list[int]:
         (semaphore(9), "991(9)[9]", [0, 1, 2, 3]),
     ],
 )
-def test_proof_of_waiter(of: Rule, line: str, proof: list[int]) -> None:
+def test_proof_of_waiter(of: Rule, letters: str, proof: list[int]) -> None:
     """A call is skipped for the first one that waits and runs the same, while these nodes exist."""
-    assert proof_in(of, line) == proof
+    assert proof_in(of, letters) == proof

@@ -8,7 +8,7 @@ from kazoo.exceptions import NoAuthError, NoNodeError, OperationTimeoutError
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.queue import READ, WRITE, Kind, Mark, Rule, name_prefix, new_guid, semaphore
 from django_zklock.zk.strays import MAX_TAKEN, MAX_TIMEOUTS
-from tests.support.scripted_session import SESSION, Script, contend, create, line_up, other, settle
+from tests.support.scripted_session import SESSION, Script, contend, create, join_behind, other, settle
 
 
 class Clock:
@@ -48,7 +48,7 @@ def deny(script: Script, *there: bool) -> None:
 
 def test_wait__stray(script: Script, clock: Clock) -> None:
     """Who waits for long behind a node that the leader does not know, but the own server has, has found a stray."""
-    _contender, name = line_up(script, other(3))
+    _contender, name = join_behind(script, other(3))
     settle(script, name)
     wait_long(script, clock)
     assert script.answer("confirm", error=NoNodeError()) == (f"/k/{other(3)}",)
@@ -58,7 +58,7 @@ def test_wait__stray(script: Script, clock: Clock) -> None:
 
 def test_wait__asked_late_and_once(script: Script, clock: Clock) -> None:
     """A short wait asks nothing, and a long one once: what the leader knows will be deleted at every server."""
-    _contender, name = line_up(script, other(3))
+    _contender, name = join_behind(script, other(3))
     settle(script, name)
     wait_long(script, clock, 0.9)
     assert script.asked == []
@@ -70,7 +70,7 @@ def test_wait__asked_late_and_once(script: Script, clock: Clock) -> None:
 
 def test_wait__asked_on_each_connection(script: Script, clock: Clock) -> None:
     """Another server may have a stray too."""
-    _contender, name = line_up(script, other(3))
+    _contender, name = join_behind(script, other(3))
     settle(script, name)
     wait_long(script, clock)
     script.answer("confirm", [None])
@@ -84,7 +84,7 @@ def test_wait__asked_on_each_connection(script: Script, clock: Clock) -> None:
 
 def test_wait__deleted_meanwhile(script: Script, clock: Clock) -> None:
     """A node that the own server does not have any more is no stray: its event is on its way, or was just handled."""
-    _contender, name = line_up(script, other(3))
+    _contender, name = join_behind(script, other(3))
     settle(script, name)
     wait_long(script, clock)
     deny(script, False)
@@ -94,7 +94,7 @@ def test_wait__deleted_meanwhile(script: Script, clock: Clock) -> None:
 @pytest.mark.parametrize("at", ["confirm", "read_many"])
 def test_wait__refused_for_now(script: Script, clock: Clock, at: str) -> None:
     """A refusal that passes is no answer: the leader is asked again after a pause."""
-    _contender, name = line_up(script, other(3))
+    _contender, name = join_behind(script, other(3))
     settle(script, name)
     wait_long(script, clock)
     if at == "read_many":
@@ -108,7 +108,7 @@ def test_wait__refused_for_now(script: Script, clock: Clock, at: str) -> None:
 def test_wait__may_not_ask(script: Script, clock: Clock) -> None:
     """A node that may not be read says nothing about others; one that the server itself does not show is left out."""
     names = [other(number, Kind.READ) for number in (2, 3)]
-    _contender, name = line_up(script, *names, rule=WRITE)
+    _contender, name = join_behind(script, *names, rule=WRITE)
     settle(script, name)
     wait_long(script, clock)
     first, second = script.requests[0][1]
@@ -122,7 +122,7 @@ def test_wait__may_not_ask(script: Script, clock: Clock) -> None:
 
 def test_wait__reads_refused(script: Script, clock: Clock) -> None:
     """A server that reads nothing for us proves nothing."""
-    _contender, name = line_up(script, other(3))
+    _contender, name = join_behind(script, other(3))
     settle(script, name)
     wait_long(script, clock)
     script.answer("confirm", error=NoNodeError())
@@ -147,7 +147,7 @@ def test_wait__every_kind(script: Script, clock: Clock, rule: Rule, kinds: list[
     """The leader is asked about all nodes whose deletion is waited for, whatever the lock is."""
     limit = rule.limit
     names = [other(number, kind, limit if kind is Kind.LEASE else None) for number, kind in enumerate(kinds)]
-    _contender, name = line_up(script, *names, rule=rule)
+    _contender, name = join_behind(script, *names, rule=rule)
     script.requests = [each for each in script.requests if each[0] != "children"]
     settle(script, name)
     wait_long(script, clock)

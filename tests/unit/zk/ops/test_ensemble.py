@@ -126,7 +126,7 @@ def test_server_for_tests(testserver: ZooKeeperServer) -> None:
 
 
 def test_facts() -> None:
-    """Every line of the answer is parsed."""
+    """Every queue of the answer is parsed."""
     with Talker(serving(version="3.9.2", mode="observer")) as talker:
         server = ask_one(talker.hosts)
     assert server == Server(

@@ -23,17 +23,17 @@ def place(position: int, *, held: bool, kind: str = "exclusive", since: float = 
     )  # fmt: skip
 
 
-def line(key: str, *places: QueueEntry, **values: Any) -> LockSnapshot:
+def snapshot(key: str, *places: QueueEntry, **values: Any) -> LockSnapshot:
     nodes = tuple(Node(each.node, Kind(each.kind), "", each.position, each.limit) for each in places)
     return LockSnapshot(
         key=key, path=f"/django_zklock/{paths.escape(key)}", **{"nodes": nodes, "entries": places, **values}
     )
 
 
-HELD = line("held", place(0, held=True))
-CONTENDED = line("contended", place(0, held=True), place(1, held=False, kind="write"))
-REVOKED = line("revoked", place(0, held=True, revoked="deploy"))
-UNKNOWN = line("unknown", unknown_nodes=("readme",))
+HELD = snapshot("held", place(0, held=True))
+CONTENDED = snapshot("contended", place(0, held=True), place(1, held=False, kind="write"))
+REVOKED = snapshot("revoked", place(0, held=True, revoked="deploy"))
+UNKNOWN = snapshot("unknown", unknown_nodes=("readme",))
 ALL = (HELD, CONTENDED, REVOKED, UNKNOWN)
 
 
@@ -73,7 +73,7 @@ def test_selection__shortened_name() -> None:
     name = paths.escape(key)
     for pattern in ("VOICE:É", "*:end", key, "other"):
         assert LockFilter(key=pattern).matches_name(name)
-        assert LockFilter(key=pattern).matches(line(key), NOW) is (pattern != "other")
+        assert LockFilter(key=pattern).matches(snapshot(key), NOW) is (pattern != "other")
     assert LockFilter(key="a/b").matches_name(paths.escape("ba/b"))
     assert not LockFilter(key="a/b").matches_name(paths.escape("ab"))
 
@@ -96,7 +96,7 @@ def test_selection__state(state: str, keys_found: list[str]) -> None:
 
 def test_selection__contended_semaphore() -> None:
     """The waiters of a semaphore are known from its limit, which is in the names."""
-    waiting = line("gpu", *(place(number, held=number < 2, kind="lease", limit=2) for number in range(3)))
+    waiting = snapshot("gpu", *(place(number, held=number < 2, kind="lease", limit=2) for number in range(3)))
     selection = LockFilter(state="contended")
     assert not selection.needs_data
     assert selection.matches(waiting, NOW)
@@ -130,21 +130,21 @@ def test_selection__who(selection: LockFilter, keys_found: list[str]) -> None:
 def test_selection__task_id() -> None:
     """A task is found by its id too."""
     work = Work(kind="task", name="bill", id="5B7E3C52")
-    bill = line("k", place(0, held=True, identity=Identity(host="web1", pid=1, work=work)))
+    bill = snapshot("k", place(0, held=True, identity=Identity(host="web1", pid=1, work=work)))
     assert LockFilter(task="5b7e").matches(bill, NOW)
 
 
 @pytest.mark.parametrize("who", [None, Identity(host="web1", pid=1)])
 def test_selection__who_is_unknown(who: Identity | None) -> None:
     """An entry without an identity, or without work, matches no task."""
-    nobody = line("k", place(0, held=True, identity=who))
+    nobody = snapshot("k", place(0, held=True, identity=who))
     assert not LockFilter(task="bill").matches(nobody, NOW)
     assert LockFilter(host="web1").matches(nobody, NOW) is (who is not None)
 
 
 def test_selection__older() -> None:
     """The age of the first holder counts; a lock without a holder has no age."""
-    old = line("old", place(0, held=True, since=NOW - 90))
+    old = snapshot("old", place(0, held=True, since=NOW - 90))
     selection = LockFilter(older=90.0)
     assert selection.needs_data
     assert selection.matches(old, NOW)
@@ -155,8 +155,8 @@ def test_selection__older() -> None:
 
 def test_selection__older_by_the_grant() -> None:
     """Where it is known when the lock was granted, the wait before does not count, neither in an order by age."""
-    granted = line("granted", place(0, held=True, since=NOW - 90, granted=NOW - 10))
-    unknown = line("unknown", place(0, held=True, since=NOW - 20))
+    granted = snapshot("granted", place(0, held=True, since=NOW - 90, granted=NOW - 10))
+    unknown = snapshot("unknown", place(0, held=True, since=NOW - 20))
     assert [LockFilter(older=15.0).matches(each, NOW) for each in (granted, unknown)] == [False, True]
     for column in ("age", "urgency"):
         ordering = Ordering(column=column, reverse=column == "age")
@@ -180,19 +180,21 @@ def test_ordering(column: str, order: list[str]) -> None:
     """Locks are sorted by each column, then by key; those without a value come last in both directions."""
     bill = Identity(host="web1", pid=1, work=Work(kind="task", name="bill"))
     audit = Identity(host="web1", pid=1, work=Work(kind="task", name="AUDIT"))
-    lines = [
-        line("d", unknown_nodes=("x",)),
-        line("c", place(3, held=True, kind="exclusive", since=NOW - 30, identity=audit)),
-        line("b", place(2, held=True, kind="read", since=NOW - 10, identity=bill), place(9, held=False, kind="write")),
-        line("a", place(1, held=True, kind="read", since=NOW - 20, identity=bill)),
+    snapshots = [
+        snapshot("d", unknown_nodes=("x",)),
+        snapshot("c", place(3, held=True, kind="exclusive", since=NOW - 30, identity=audit)),
+        snapshot(
+            "b", place(2, held=True, kind="read", since=NOW - 10, identity=bill), place(9, held=False, kind="write")
+        ),
+        snapshot("a", place(1, held=True, kind="read", since=NOW - 20, identity=bill)),
     ]
-    assert [each.key for each in Ordering(column=column).sort(lines)] == order
+    assert [each.key for each in Ordering(column=column).sort(snapshots)] == order
     valueless = [] if column in {"key", "state", "waiters"} else ["d"]
-    downwards = [each.key for each in Ordering(column=column, reverse=True).sort(lines)]
+    downwards = [each.key for each in Ordering(column=column, reverse=True).sort(snapshots)]
     assert downwards[len(downwards) - len(valueless) :] == valueless
     value = Ordering(column=column).value
-    values = [value(each) for each in lines if each.key not in valueless]
-    by_key = {each.key: each for each in lines}
+    values = [value(each) for each in snapshots if each.key not in valueless]
+    by_key = {each.key: each for each in snapshots}
     assert [value(by_key[key]) for key in downwards if key not in valueless] == sorted(values, reverse=True)
 
 

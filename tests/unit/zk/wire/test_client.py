@@ -866,10 +866,10 @@ def test_close__is_not_confirmed(handshake: Handshake) -> None:
 
 def test_create_all(plugs: Any, observer: Observer, root: str) -> None:
     """Nodes are created together; the reply has their names in the order of the stems, and their transaction."""
-    for line in ("b", "a", "c"):
-        observer.client.create(f"{root}/{line}", makepath=True)
+    for queue in ("b", "a", "c"):
+        observer.client.create(f"{root}/{queue}", makepath=True)
     plug = plugs().connected()
-    stems = [f"{root}/{line}/x-" for line in ("b", "a", "c", "b")]
+    stems = [f"{root}/{queue}/x-" for queue in ("b", "a", "c", "b")]
     (names, token), error = plug.ask("create", stems, b"data")
     assert error is None
     assert names == ["x-0000000000", "x-0000000000", "x-0000000000", "x-0000000001"]
@@ -903,7 +903,7 @@ def test_create_all__chroot(plugs: Any, zookeeper: ZooKeeper, observer: Observer
     (names, token), error = plug.ask("create", ["/a/x-", "/b/x-"], b"")
     assert error is None
     assert names == ["x-0000000000"] * 2
-    assert [observer.client.exists(f"{root}/{line}/x-0000000000").czxid for line in "ab"] == [token] * 2
+    assert [observer.client.exists(f"{root}/{queue}/x-0000000000").czxid for queue in "ab"] == [token] * 2
 
 
 def test_set(plugs: Any, observer: Observer, root: str) -> None:

@@ -1,4 +1,4 @@
-"""An operator deletes a whole line, and everybody in it, while some hold and others wait, for locks of every kind."""
+"""An operator deletes a whole queue, and everybody in it, while some hold and others wait, for locks of every kind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.tree_reader import MakePool, Observer, wait_until
 
 @pytest.mark.parametrize("keys", ["k", ["k", "l"]], ids=["one", "several"])
 @pytest.mark.parametrize("kind", RULES)
-def test_line_deleted(make_pool: MakePool, observer: Observer, kind: str, keys: str | list[str]) -> None:
-    """Who held has lost all of it; who waited lines up again, as the lock is again, and all of them have their turn."""
+def test_queue_deleted(make_pool: MakePool, observer: Observer, kind: str, keys: str | list[str]) -> None:
+    """Who held has lost all of it; who waited queues up again, as the lock is again, and all have their turn."""
     rule = RULES[kind]
     # Exclusive, so that everybody else waits.
     held = Lock(keys, make_pool(session_timeout=3.0)).acquire(timeout=60)
@@ -33,7 +33,7 @@ def test_line_deleted(make_pool: MakePool, observer: Observer, kind: str, keys: 
     everything.delete(path)
     assert all(outcome is True for outcome in everything.commit())
     wait_until(lambda: held.lost, 10)
-    # It still stands in the other line.
+    # It still stands in the other queue.
     held.release(wait=True)
     assert all(waiter.result(20) > held.token for waiter in waiters)
     for each in held.lock.paths:
