@@ -38,6 +38,8 @@ OWN_FRAME = re.compile(r"/django_zklock/(contrib/|zk/|calls|locks|locked_call|ap
 WAITING_FRAMES = 4
 # Seconds without a row after which an event loop counts as hanging.
 STILL = 5.0
+# Seconds between two rows, written once a second, by which half of a worker's session was over before it ran again.
+LATE_BEAT = 2.0
 # Published by this program, and by a worker.
 PUBLICATIONS = {"publish", "attempt"}
 # Of children, and of workers with theirs.
@@ -275,8 +277,10 @@ class Model:
         began = min(each["at"] for each in self.by_task[row["id"]] if each["what"] in {"begin", "finished"})
         ends = [each for what in ("stopping", "worker_killed", "worker_gone") for each in self._what[what]]
         faults = [(each["at"], self._mended(each)) for each in self._what["fault"] if each["victim"] in victims]
-        # The machine was too busy.
+        # The machine was too busy, for all or for this worker.
         faults += [(each["at"], each["until"]) for each in self._what["starved"]]
+        beats = itertools.pairwise(self._beats[row["main"]])
+        faults += [(earlier, later) for earlier, later in beats if later - earlier > LATE_BEAT]
         return any(since <= row["at"] and until + BELATED >= began for since, until in faults) or any(
             each["main"] == row["main"] and each["at"] <= row["at"] + BELATED for each in ends
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_zklock.contrib.celery.gate import scoreboard
+from django_zklock.contrib.celery.gate import inherited
 from tests.chaos.history import Row
 from tests.chaos.workers.model import GIVEN_UP, Model
 from tests.chaos.workers.plan import Send
@@ -210,6 +210,15 @@ def test_kept(*, gate: bool, wrong: list[str]) -> None:
     assert [found.partition(",")[0] for found in judge(rows)] == wrong
 
 
+@pytest.mark.parametrize(("pause", "found"), [(1.5, ["has lost its lock"]), (2.5, [])])
+def test_lost__busy_machine(pause: float, found: list[str]) -> None:
+    """A worker that got no time for half of its session may lose a lock."""
+    rows = storm(course("a", 10.0))
+    failure("LockLost", "lost: the lease ran out")(rows)
+    rows += [{"at": at, "what": "beat", "main": MAIN} for at in (8.0, 8.0 + pause)]
+    assert [each.partition(",")[0] for each in judge(rows)] == found
+
+
 @pytest.mark.parametrize(("waited", "wrong"), [(1.0, ["was given back 1.0 s after its delivery"]), (MAX_WAIT, [])])
 def test_given_back(waited: float, wrong: list[str]) -> None:
     """A message without a fault is returned after half the limit, and no sooner."""
@@ -277,7 +286,7 @@ def test_coalesced(sent: float, change: Change, wrong: bool) -> None:
 
 def test_given_up__by_the_end_of_the_worker() -> None:
     """A worker that ends gives up its locks, and one that has lost its session has not given them up."""
-    assert GIVEN_UP in Path(scoreboard.__file__).read_text()
+    assert GIVEN_UP in Path(inherited.__file__).read_text()
     rows = storm(course("a", 10.0))
     failure("LockLost", f"lost: the worker's {GIVEN_UP}")(rows)
     assert judge([*rows, {"at": 11.0, "what": "stopping", "main": MAIN}]) == []
