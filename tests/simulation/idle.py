@@ -35,7 +35,7 @@ def find_wrong(world: World) -> str | None:
     others = [each for each in world.ensemble.servers if each is not leader]
     if any(each.lags or not each.is_linked or each.applied < leader.committed for each in others):
         return None
-    return next(_of_sessions(leader.head, world), None) or _of_holders(world)
+    return next(_of_sessions(leader.head, world), None) or _of_holders(world) or _of_tries(world)
 
 
 def _of_sessions(tree: Tree, world: World) -> Iterator[str]:
@@ -83,6 +83,16 @@ def _of_holders(world: World) -> str | None:
             return f"{name} believes in a node that was deleted long ago"
         if claim.contender.revoked is None and any(decode_revoke(nodes[path].data) for path in claim.paths):
             return f"{name} has not learned that a release was requested"
+    return None
+
+
+def _of_tries(world: World) -> str | None:
+    """Look for callers that do not want to wait, and do; who holds is not asked again after a connection."""
+    for client in world.judge.acquiring if world.is_calm and not world.was_struck else ():
+        sessions = client.process.pool._started().values()
+        is_well = bool(sessions) and all(each.connected and not each._refused and not each.closing for each in sessions)
+        if is_well and not client.process.is_dead and client.plan.turns[client.turn].timeout == 0.0:
+            return f"{client.name} has only tried, and waits"
     return None
 
 

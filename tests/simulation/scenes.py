@@ -100,7 +100,9 @@ SCENES = {
         turn={"is_nested": (True,), "is_released_elsewhere": (True, True, False)},
     ),
     "impatient": _scene("cut, refuse, part client, refuse done", turn=IMPATIENT),
-    "tries": _scene("revoke, cut", rules=(EXCLUSIVE, READERS), turn={"timeout": (None, 0.0)}, lasts=(0.3, 2.0)),
+    "tries": _scene(
+        "revoke, cut", rules=(EXCLUSIVE, READERS), turn={"timeout": (None, 0.0)}, lasts=(0.3, 2.0), strikes=(0, 1),
+    ),
     "long": _scene(
         "split, part client, stop, freeze, leave leader", rules=ALONE, servers=(3,), lasts=LONG, callers=(2,),
         processes=(2,), turns=(1,), process={"rate": (1.0, 0.981, 1.019)}, setting=FAR,
