@@ -79,7 +79,10 @@ NEIGHBOURS = [
 SCENES = {
     "queue": _scene("cut, break, revoke, refuse, refuse done, part client, reap"),
     "operators": _scene("break, revoke, break by code, revoke by code", processes=(1, 2), lasts=(0.1, 1.0)),
-    "unseen": _scene("break, revoke, part client", strikes=(3,), processes=(2,), callers=(2, 3), lasts=(0.3, 3.0)),
+    "unseen": _scene(
+        "break, revoke, part client", strikes=(3,), processes=(2,), callers=(2, 3), servers=(1,), lasts=(0.3, 4.0),
+        rules=(EXCLUSIVE, READERS), turns=(1,), setting={"rarely": (0.05, 0.1)},
+    ),
     "outages": _scene("cut, part client", processes=(2,), lasts=(0.2, 1.0), servers=(1,)),
     "untold": _scene(
         "revoke, cut, part client, refuse", strikes=(3, 4), processes=(1, 2), callers=(1, 2), rules=ALONE, servers=(1,),
@@ -89,7 +92,10 @@ SCENES = {
     "keys": _scene(
         "cut, break, part client, refuse", strikes=(2,), rules=ALONE, callers=(2, 3), keys=BOTH, lasts=(0.1, 1.0),
     ),
-    "half": _scene("cut, break", strikes=(2,), rules=ALONE, callers=(2,), keys=(("a", "b"), ("a", "b"), ("b",))),
+    "half": _scene(
+        "cut, break", strikes=(2,), rules=ALONE, callers=(2,), processes=(2,), keys=(("a", "b"), ("a", "b"), ("b",)),
+        servers=(1,), turns=(1,), lasts=(0.1, 1.0), setting={"rarely": (0.05, 0.1)},
+    ),
     "skip": _scene(
         "part client, break, kill", rules=ALONE, turn=FUNCTIONS, callers=(3, 4), processes=(2,),
         setting={"starves": (0.0, 0.02, 0.05)},
