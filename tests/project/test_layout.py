@@ -1,7 +1,11 @@
-"""The tests are where CONTRIBUTING.md says: ``tests/unit`` mirrors the package."""
+"""Tests are where CONTRIBUTING.md says, ``tests/unit`` mirrors the package, and configurations name what exists."""
 
 from __future__ import annotations
 
+import re
+import tomllib
+from configparser import ConfigParser
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -46,3 +50,21 @@ def test_mirrored() -> None:
     assert mirrored("unit/doctor/test_doctor.py") == ["doctor"]
     assert mirrored("unit/zk/test_nonsense.py") == []
     assert mirrored("testserver/unit/test_faults_of_nodes.py") == ["testing/server/faults.py"]
+
+
+def alternatives(pattern: str) -> list[str]:
+    """Return the patterns without braces that a pattern stands for."""
+    parts = [part.split(",") for part in re.split(r"[{}]", pattern)]
+    return ["".join(choice) for choice in product(*parts)]
+
+
+def test_configurations__name_what_there_is() -> None:
+    """Each pattern for files in pyproject.toml, and each file without coverage, is of a file."""
+    root = TESTS.parent
+    ruff = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["lint"]
+    setup = ConfigParser(interpolation=None)
+    setup.read(root / "setup.cfg", encoding="utf-8")
+    omitted = [line for line in setup["coverage:run"]["omit"].splitlines() if line and not line.startswith("#")]
+    patterns = [each for pattern in [*ruff["per-file-ignores"], *omitted] for each in alternatives(pattern)]
+    assert len(patterns) > 20
+    assert [each for each in patterns if not any(root.glob(each))] == []
