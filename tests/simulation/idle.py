@@ -33,7 +33,10 @@ def find_wrong(world: World) -> str | None:
     if world.network.is_any_cut or any(process.is_stopped for process in world.processes):
         return None
     others = [each for each in world.ensemble.servers if each is not leader]
-    if any(each.lags or not each.is_linked or each.applied < leader.committed for each in others):
+    # One may be the leader of an earlier epoch, and not know it.
+    if any(each.leader is not leader or each.lags or each.is_frozen for each in others):
+        return None
+    if any(not each.is_linked or each.applied < leader.committed for each in others):
         return None
     return next(_of_sessions(leader.head, world), None) or _of_holders(world) or _of_tries(world)
 

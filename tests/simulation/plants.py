@@ -160,7 +160,7 @@ def _like(seed: int) -> Sequence[int]:
     from tests.simulation.scenes import scene_of
 
     scene = scene_of(seed)
-    return [each for each in range(1, 20_000, 2) if scene_of(each) == scene] if scene else ()
+    return [each for each in range(1, 200_000, 2) if scene_of(each) == scene] if scene else ()
 
 
 def record(found: dict[str, str]) -> None:

@@ -649,17 +649,6 @@ def test_place_lost__first_in_queue_and_away(script: Script) -> None:
     assert several.state is State.HELD
 
 
-def test_place_lost__while_away(script: Script) -> None:
-    """A place that is found to be lost after a reconnect is a place lost."""
-    several, names = wait_in(script, "a")
-    script.break_connection()
-    script.reconnect()
-    script.tell(f"/b/{names['/b']}", deleted=True)
-    answer_deletes(script)
-    assert script.asked == ["create_all"] + ["children"] * 3
-    assert several.state is State.JOINING
-
-
 def test_place__kept_over_a_suspension(script: Script) -> None:
     """A place at the head of a queue is no hold: where suspension is loss, it is kept all the same."""
     several, names = wait_in(script, "a")

@@ -284,19 +284,6 @@ def test_behind_exclusive__full(script: Script) -> None:
     assert watched(script, name) == {""}
 
 
-def test_children__after_a_reconnect(script: Script) -> None:
-    """Who watches the children lists them again: the server before may have had nodes that this one never had."""
-    _contender, name = join_behind(script, lease(1), lease(2), rule=TWO)
-    while script.requests:
-        kind = script.requests[0][0]
-        script.answer(kind, [lease(1), lease(2), name] if kind == "children" else (data(), stat()))
-    assert watched(script, name) == {""}
-    script.break_connection()
-    script.reconnect()
-    script.answer("children", [name])
-    assert _contender.state is State.HELD
-
-
 # Telling the next.
 
 
