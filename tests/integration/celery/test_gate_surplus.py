@@ -38,6 +38,8 @@ def test_granted_together__idle_worker_has_some(
         workshop.other_client.take(key)
         tasks = [workshop.send("workshop.journal.read_and_stay", key, f"{key}:gate") for _ in range(COUNT)]
         workshop.wait_count(key, COUNT + 1, TIMEOUT)
+        # A task that has not seen yet that it has to wait would be one that has not waited.
+        wait_until(lambda: broker_audit.ask(workshop, "zklock_gate")["waiting"] == COUNT, TIMEOUT, "all wait")
         workshop.other_client.release(key)
         first = [workshop.entered(f"{key}:gate") for _ in range(SLOTS)]
         other = workshop.start_another(pool=pool, concurrency=SLOTS)
