@@ -72,6 +72,8 @@ class Course:
         """Take the course to its end."""
         while not world.is_over and world.steps < self._depth:
             found = deliveries.find(world)
+            if not found:
+                world.judge.check_idle()
             usual = found[0] if found else _time(world, STRIDE)
             others = faults.find(world)
             if self._reorders:
