@@ -43,7 +43,7 @@ def test_plants__found(plant: Plant, found: dict[str, list[str]]) -> None:
     way, reason = found[plant.name]
     assert reason, (
         f"{way}, and {plant.found_by} does not find it any more; "
-        f'to record anew how each is found: make simulate ARGS="--plants --record"'
+        f'to record anew how each is found: make simulate ARGS="--plants --record --seconds 60"'
     )
 
 
