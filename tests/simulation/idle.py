@@ -43,9 +43,8 @@ def find_wrong(world: World) -> str | None:
 
 def _of_sessions(tree: Tree, world: World) -> Iterator[str]:
     # A lease is granted by what the client of the one before it writes, or by its end.
-    connected = {
-        wire.session_id for process in world.processes if not process.is_dead for wire in process.wires if wire.is_live
-    }
+    sessions = [each for process in world.processes if not process.is_dead for each in process.pool._started().values()]
+    connected = {each.id for each in sessions if each.connected and not each._refused and not each.wire.watches.lost}
     away = {parent_of(path) for path, node in tree.nodes.items() if node.owner and node.owner not in connected}
     for process in world.processes:
         for name, session in () if process.is_dead else process.pool._started().items():
