@@ -344,11 +344,16 @@ class Contender(Script):
         for place in self.places:
             place.resumed()
 
+    def watches_restored(self) -> None:
+        # It has not held while an event may have been missing.
+        if not self._blocked:
+            self.wake()
+
     def heartbeat(self) -> None:
         for place in self.places:
             place.heartbeat()
         if not self._blocked:
-            # By now all watches may be set again.
+            # Whatever has kept it from holding may be over.
             self.wake()
 
     # The recipe.

@@ -85,6 +85,9 @@ class SessionListener:
     def resumed(self) -> None:
         """There is a connection again, of the same session or of a new one."""
 
+    def watches_restored(self) -> None:
+        """The server has all watches again, and has told what has happened since it had them."""
+
     def session_ended(self, reason: str, /) -> None:
         """The session has ended, and its nodes are deleted."""
 
@@ -349,6 +352,8 @@ class Session:
         if error is not None:
             # Whatever the error is: without watches the waiters would wait for ever.
             self.retry_later(self._restore_watches, error)
+        else:
+            self._call_listeners(lambda listener: listener.watches_restored())
 
     def on_suspended(self) -> None:
         self._disconnected()

@@ -288,6 +288,12 @@ class Script:
         for listener in list(self.listeners):
             listener.resumed()
 
+    def restored(self) -> None:
+        """Tell the listeners that the server has all watches again."""
+        self.restoring = False
+        for listener in list(self.listeners):
+            listener.watches_restored()
+
     def heartbeat(self) -> None:
         """Let the listeners look after what they hold; a real session also limits how much is asked at once."""
         for listener in list(self.listeners):

@@ -644,8 +644,7 @@ def test_place_lost__first_in_queue_and_away(script: Script) -> None:
     script.tell(f"/a/{other(1)}", deleted=True)
     script.answer("children", list(names.values()))
     assert (several.state, script.asked) == (State.WAITING, [])
-    script.restoring = False
-    script.heartbeat()
+    script.restored()
     assert several.state is State.HELD
 
 
