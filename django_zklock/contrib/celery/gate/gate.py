@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -78,6 +79,8 @@ class Gate:
         self._confirming: Any = None
         self._publishes_from = 0.0
         self._handle = consumer.on_task_request
+        # The thread, or greenlet, whose loop receives messages.
+        self._consumer_thread: int | None = None
         # Names of the tasks whose key could not be made.
         self._without_key: set[str] = set()
 
@@ -95,10 +98,13 @@ class Gate:
         else:
             # Requests arrive on another thread than the one that makes all steps.
             self.loop.post(partial(self.slots.queue, locked))
-            internals.await_room(self.consumer)
+            # A countdown ends in the thread of the timer, which has others to end.
+            if threading.get_ident() == self._consumer_thread:
+                internals.await_room(self.consumer)
 
     def start(self) -> None:
         """Use a new connection to the broker, for which Celery has made its counter of the prefetch window."""
+        self._consumer_thread = threading.get_ident()
         self.window.attach(self.consumer.qos)
         internals.restore_in_order(self.consumer)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -74,8 +75,12 @@ def test_soft_shutdown__without_a_request(make_consumer: Callable[..., Any]) -> 
     consumer.shutdown()
 
 
-def test_request__without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that arrives on the consumer's thread makes its steps on the gate's: one thread fills the slots."""
+@pytest.mark.parametrize("is_countdown", [False, True])
+def test_request__without_an_event_loop(is_countdown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that arrives on the consumer's thread makes its steps on the gate's: one thread fills the slots.
+
+    The thread of the timer, where a countdown ends, does not wait for room for the next message.
+    """
     entered: list[str] = []
     posted: list[Callable[[], object]] = []
     locked: Any = SimpleNamespace(hold_id=1)
@@ -84,11 +89,13 @@ def test_request__without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None
     gate.slots = SimpleNamespace(queue=lambda _request: entered.append("enter"))
     monkeypatch.setattr(internals, "await_room", lambda _consumer: entered.append("room"))
     monkeypatch.setattr(gate, "_locked_request", lambda _request: locked)
+    gate._consumer_thread = 0 if is_countdown else threading.get_ident()
     gate.on_request(SimpleNamespace(id="a", request_dict={}))
-    assert (entered, gate.requests) == (["room"], {1: locked})
+    room = [] if is_countdown else ["room"]
+    assert (entered, gate.requests) == (room, {1: locked})
     for call in posted:
         call()
-    assert entered == ["room", "enter"]
+    assert entered == [*room, "enter"]
 
 
 def test_back__broker_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
