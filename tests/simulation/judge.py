@@ -166,7 +166,8 @@ class Judge:
         began, moment = self.began[client]
         writes = [step for step in self.creations.get(client.process, ()) if step > began]
         is_alone = sum(each.process is client.process for each in self.world.clients) == 1
-        if not writes or not is_alone or len(turn.keys) > 1:
+        # What an earlier call of this process has sent may arrive now.
+        if not writes or not is_alone or client.turn or len(turn.keys) > 1:
             return
         rule = RULES[turn.rule]
         for claim in self.claims:
