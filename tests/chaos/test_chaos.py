@@ -81,8 +81,9 @@ def test_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def with_ghost(clients: list[Any]) -> list[set[tuple[str, str]] | None]:
             views = read_views(clients)
             looks.append(0)
-            assert views[0] is not None
-            assert views[1] is not None
+            if views[0] is None or views[1] is None:
+                # A server that is busy, or starts. It is asked again.
+                return views
             views[0].add(("x0", f"passes-{len(looks)}"))
             if data.exists():
                 views[1].add(("x0", "stays"))
