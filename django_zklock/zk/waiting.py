@@ -300,7 +300,7 @@ def call_in_thread(call: Callable[[], T]) -> Future[T]:
     that runs when the interpreter exits.
     """
     future: Future[T] = Future()
-    # Cancelled it can only be before it runs.
+    # From here on it cannot be cancelled: the call would have no place for its outcome.
     future.set_running_or_notify_cancel()
 
     def run() -> None:

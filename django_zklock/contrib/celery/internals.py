@@ -535,9 +535,9 @@ class PrefetchWindow:
 def await_room(consumer: Any) -> None:
     """Wait until Celery's loop would ask the broker for another message, for at most :data:`DRAIN_TIMEOUT` seconds.
 
-    Pools of greenlets have a loop that asks a virtual transport, and sleeps so long if the window is full at that
-    moment, whatever becomes of its messages meanwhile. Without the gate such a pool would take the message at once, or
-    keep the loop waiting for a greenlet.
+    For the thread of that loop alone, where there is no event loop, as with gevent and eventlet. It asks a virtual
+    transport for messages, and sleeps so long if the window is full at that moment, whatever becomes of its messages
+    meanwhile. Without the gate the pool would take the message at once, or keep the loop waiting for a greenlet.
     """
     can_consume = getattr(getattr(consumer.task_consumer.channel, "qos", None), "can_consume", None)
     end = monotonic() + DRAIN_TIMEOUT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -29,23 +29,6 @@ from tests.support.timing import scaled
 TIMEOUT = scaled(10)
 DELETED = 2
 NO_NODE = -101
-
-
-@pytest.fixture
-def server() -> Iterator[ZooKeeperServer]:
-    with ZooKeeperServer() as server:
-        yield server
-        server.faults.heal()
-
-
-@pytest.fixture
-def kazoo(server: ZooKeeperServer) -> Iterator[KazooClient]:
-    client = KazooClient(server.hosts, timeout=TIMEOUT)
-    client.start(timeout=TIMEOUT)
-    yield client
-    server.faults.heal()
-    client.stop()
-    client.close()
 
 
 # Black holes.

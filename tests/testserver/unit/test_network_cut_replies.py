@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss
@@ -21,27 +19,8 @@ from tests.support.protocol.operations import (
 )
 from tests.support.protocol.raw_client import RawClient
 from tests.support.protocol.session_client import Talker, connect_frame
-from tests.support.timing import scaled
 
-TIMEOUT = scaled(10)
 NO_NODE = -101
-
-
-@pytest.fixture
-def server() -> Iterator[ZooKeeperServer]:
-    with ZooKeeperServer() as server:
-        yield server
-        server.faults.heal()
-
-
-@pytest.fixture
-def kazoo(server: ZooKeeperServer) -> Iterator[KazooClient]:
-    client = KazooClient(server.hosts, timeout=TIMEOUT)
-    client.start(timeout=TIMEOUT)
-    yield client
-    server.faults.heal()
-    client.stop()
-    client.close()
 
 
 # Length, xid, zxid and error; path with its length; Stat.

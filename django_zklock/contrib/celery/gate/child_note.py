@@ -1,4 +1,4 @@
-"""The run of a task at the gate: what its nodes say of its child, and how it fails if that was killed."""
+"""What the nodes of a task at the gate say of its child, and how the task fails if that child was killed."""
 
 from __future__ import annotations
 
