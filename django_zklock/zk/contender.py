@@ -486,7 +486,7 @@ class Contender(Script):
         # The server of this connection may not know yet what another one has done. It is asked once: no server that
         # knows less than its answer will take our session.
         yield [lambda reply: self.session.catch_up(partial(reply, None, None))]
-        queues = yield [OrError(place.listing.list_queue) for place in self.places]
+        queues = yield [OrError(place.listing.list_in_any_order) for place in self.places]
         refusals = [each for each in queues if isinstance(each, Exception)]
         is_unread = bool(refusals)
         readable = [() if isinstance(each, Exception) else each for each in queues]

@@ -190,11 +190,11 @@ class Place:
 
     def heartbeat(self) -> None:
         """Let the session watch our node, if that blocks others. Most locks are not held until a heartbeat."""
-        if self.turn is Turn.CLEAR and self._own_watch is None:
-            self.contender.session.to_watch[self._watch_if_clear] = None
+        if self._own_watch is None and (self.turn is Turn.CLEAR or self._is_unreadable):
+            self.contender.session.to_watch[self._watch_unless_left] = None
 
-    def _watch_if_clear(self) -> None:
-        if self.turn is Turn.CLEAR:
+    def _watch_unless_left(self) -> None:
+        if self.turn not in LEFT:
             self.watch_own_node()
 
     def _verified(self, value: Any, error: Exception | None) -> None:
@@ -512,6 +512,10 @@ OnHolder = Callable[[Any, "Exception | None"], None]
 """Takes the owner of a node, or ``None`` if its data does not tell or it cannot be read; or an error that passes."""
 
 
+class AnyOrder(partial[None]):
+    """Is called with the nodes even if their order cannot be known."""
+
+
 class SharedListing:
     """The listings of the queue at ``path`` for the contenders of one session.
 
@@ -550,6 +554,10 @@ class SharedListing:
         if not self._posted:
             self._posted = True
             self._session.post(self._send)
+
+    def list_in_any_order(self, use: OnQueue) -> None:
+        """Request the nodes of the queue, to look for a name among them."""
+        self.list_queue(AnyOrder(use))
 
     def watch_queue(self, use: OnQueue, triggered: Callable[[bool], None]) -> Callable[[], None]:
         """Request the queue, and call ``triggered`` once when it changes. Return what removes the watch."""
@@ -640,9 +648,12 @@ class SharedListing:
                 self._session.wire.children(self.path, partial(self._listed, uses, czxids))
                 return
             existing = ((node, czxids[node.name]) for node in nodes if node.name in czxids)
-            queue = None if refusals else Queue(sort_by_creation(existing))
+            queue = Queue(nodes if refusals else sort_by_creation(existing))
             for use in uses:
-                self._session.wire.notify(use, queue, refusals[0] if refusals else None)
+                if refusals and not isinstance(use, AnyOrder):
+                    self._session.wire.notify(use, None, refusals[0])
+                else:
+                    self._session.wire.notify(use, queue, None)
 
         for name in unread:
             self._session.wire.get(f"{self.path}/{name}", partial(read, name))

@@ -46,6 +46,9 @@ def _of_sessions(tree: Tree, world: World) -> Iterator[str]:
     sessions = [each for process in world.processes if not process.is_dead for each in process.pool._started().values()]
     connected = {each.id for each in sessions if each.connected and not each._refused and not each.wire.watches.lost}
     away = {parent_of(path) for path, node in tree.nodes.items() if node.owner and node.owner not in connected}
+    # What nobody may read, nobody can watch: it is read again at each heartbeat.
+    touched, since = world.judge.touched, world.now - SESSION_TIMEOUT / 3
+    untold = {parent_of(path) for path in world.ensemble.forbidden if touched.get(path, 0.0) > since}
     for process in world.processes:
         for name, session in () if process.is_dead else process.pool._started().items():
             # A pause after a refusal ends by a timer.
@@ -53,13 +56,15 @@ def _of_sessions(tree: Tree, world: World) -> Iterator[str]:
                 continue
             if session._inbox:
                 yield f"a call that was posted to session {name} of {process.name} waits"
-            yield from _of_contenders(tree, process.name, session, away)
+            yield from _of_contenders(tree, process.name, session, away, untold)
 
 
-def _of_contenders(tree: Tree, name: str, session: Session, away: set[str]) -> Iterator[str]:
+def _of_contenders(tree: Tree, name: str, session: Session, away: set[str], untold: set[str]) -> Iterator[str]:
     for contender in [each for each in session.listeners if isinstance(each, Contender)]:
         places = contender.places
         if contender.state not in {State.JOINING, State.WAITING} or any(place.node is None for place in places):
+            continue
+        if any(place.path in untold for place in places):
             continue
         gone = [place.node for place in places if f"{place.path}/{place.node}" not in tree.nodes]
         if gone:

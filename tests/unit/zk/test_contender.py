@@ -466,6 +466,25 @@ def test_sequence_end__unreadable(script: Script) -> None:
     assert script.answer("delete") == f"/k/{name}"
 
 
+def test_sequence_end__unreadable_and_reply_lost(script: Script) -> None:
+    """What a creation with a lost reply has made is found by its name, and deleted: nobody would know of it else."""
+    contender = contend(script)
+    name = f"{script.requests[0][1].rpartition('/')[2]}{END:010d}"
+    script.break_connection()
+    script.reconnect()
+    script.answer("sync")
+    for _look in range(2):
+        script.answer("children", [rival(1), name])
+        script.answer("get", error=NoAuthError())
+        script.answer("get", (b"", stat(60)))
+        if "confirm" in script.asked:
+            script.answer("get", (b"me", stat(60)))
+            script.answer("confirm")
+    assert isinstance(contender.error, NoAuthError)
+    assert script.answer("delete") == f"/k/{name}"
+    assert (contender.state, contender.session.used, contender.session.left_behind) == (State.GONE, 0, 0)
+
+
 def test_sequence_end__who_holds(script: Script) -> None:
     """Whoever is told that the lock is taken is told the name of the one who holds it, not of another."""
     contender = contend(script, wait=False)

@@ -199,6 +199,20 @@ def test_own_node__unreadable_at_a_heartbeat(script: Script, caplog: pytest.LogC
     assert contender.lost == "its node was deleted" or contender.loss_reason_pending
 
 
+def test_own_node__unreadable_while_it_waits(script: Script) -> None:
+    """Who waits and may not read its node asks again at each heartbeat, and queues anew once it is gone."""
+    contender, name = join_behind(script, other(3))
+    script.answer_get(other(3), (data(), stat(1, OTHERS)))
+    script.answer("get", error=NoAuthError())
+    for _ in range(2):
+        script.heartbeat()
+        assert script.answer("get", error=NoAuthError()) == f"/k/{name}"
+        assert (contender.state, script.asked) == (State.WAITING, [])
+    script.heartbeat()
+    script.answer("get", error=NoNodeError())
+    assert (contender.state, script.asked) == (State.JOINING, ["create", "children"])
+
+
 def test_own_node__gone_before_a_heartbeat_is_answered(script: Script) -> None:
     """What a heartbeat finds of a node that is gone is told with the reason, which comes later."""
     contender = contend(script)
