@@ -14,12 +14,12 @@ from collections.abc import Mapping
 
 import django
 from kazoo.client import KazooClient
-from services.port import LOOPBACK
-from services.zookeeper import ZooKeeper
 
 from django_zklock.connections import connections
 from tests.support.any_server import packets_received
 from tests.support.many_locks import hold_many
+from tests.toolbox.network.port import LOOPBACK
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 ROUNDS = 15
 LIST = "/admin/django_zklock/lock/"

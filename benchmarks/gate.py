@@ -18,12 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from services.zookeeper import ZooKeeper
-
-from tests.support.proc_status import status
-from tests.support.servers.redis import Redis
 from tests.support.tree_reader import Observer
-from tests.support.workshop import Sent, Workshop
+from tests.toolbox.brokers.redis import Redis
+from tests.toolbox.celery.workshop import Sent, Workshop
+from tests.toolbox.processes.status import status
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 TIMEOUT = 120.0
 # As many messages for each slot as Celery asks for by default.

@@ -15,12 +15,11 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from services.zookeeper import ZooKeeper
-
 from benchmarks.schemes import contenders, plots, report
 from benchmarks.schemes.catalogue import ONE_NODE, PARENT, PREDECESSOR, SCHEMES, SESSION_TIMEOUT, Scheme
 from benchmarks.schemes.measure import Span, count, take_times
 from benchmarks.schemes.report import Result, Results
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 WAITERS = (2, 10, 20, 100, 1000)
 # Of each kind, one for each waiter: a socket of the client, and two of the proxy.

@@ -17,11 +17,11 @@ import django
 from django.conf import settings
 from django.core.management import call_command
 from kazoo.client import KazooClient
-from services.zookeeper import ZooKeeper
 
 from django_zklock.connections import connections
 from tests.support.any_server import packets_received
 from tests.support.many_locks import hold_many
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 ROUNDS = 7
 

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from services.devserver import DevServer
-from services.port import LOOPBACK
-from services.zookeeper import ZooKeeper
-
 from benchmarks.pipeline import SESSIONS, Address, mixed, prepare, rate, set_up_sessions
 from django_zklock.testing import ZooKeeperServer
 from tests.support.protocol.operations import Create, Exists, GetData
+from tests.toolbox.network.port import LOOPBACK
+from tests.toolbox.zookeeper.devserver import DevServer
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 ROUNDS = 5
 REQUESTS = 30_000

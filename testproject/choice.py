@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from services.devserver import DevServer
-from services.process import NotInstalledError, Process, StartError
-from services.zookeeper import ZooKeeper
+from tests.toolbox.processes.process import NotInstalledError, Process, StartError
+from tests.toolbox.zookeeper.devserver import DevServer
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
     from contextlib import ExitStack

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from progress import Progress
-from services.process import NotInstalledError, StartError
 from stage import LOGIN, PASSWORD, PROCESSES, Stage
+
+from tests.toolbox.processes.process import NotInstalledError, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

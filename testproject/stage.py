@@ -9,10 +9,11 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeVar
 
 from choice import VARIABLE, choose
-from services.folder import make_folder, remove_folder
-from services.process import Process, StartError
-from services.webserver import WebServer
-from services.worker import Worker
+
+from tests.toolbox.celery.worker import Worker
+from tests.toolbox.django.webserver import WebServer
+from tests.toolbox.processes.folder import make_folder, remove_folder
+from tests.toolbox.processes.process import Process, StartError
 
 if TYPE_CHECKING:
     from types import TracebackType

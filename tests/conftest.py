@@ -18,8 +18,6 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from _pytest.logging import LogCaptureHandler
 from kazoo.client import KazooClient
-from services.process import Process
-from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk import background
@@ -28,10 +26,12 @@ from django_zklock.zk.pool import SESSION_BUDGET, Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 from tests.support import package_limits, timing
 from tests.support.any_server import Server
-from tests.support.curator import Curator
-from tests.support.stacks import STACKS, Stacks
 from tests.support.timing import MAX_SESSION, SLOWNESS, scaled
 from tests.support.tree_reader import MakePool, Observer
+from tests.toolbox.curator.clients import Curator
+from tests.toolbox.processes.process import Process
+from tests.toolbox.processes.stacks import STACKS, Stacks
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
     from pytest_django import Settings

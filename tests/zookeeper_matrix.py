@@ -16,10 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from services.java import DEBIAN_JARS
-
-from tests.support.java_releases import CURATOR, PYSPARK, fetch_release, jar_version
-from tests.support.source_package import SourceError
+from tests.toolbox.processes.java import DEBIAN_JARS
+from tests.toolbox.suites.source_package import SourceError
+from tests.toolbox.zookeeper.java_releases import CURATOR, PYSPARK, fetch_release, jar_version
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 OTHERS = ["tests/contract/test_others.py", "tests/contract/test_downgrade.py"]

@@ -7,15 +7,14 @@ from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from services.java import QUICK_START
-from services.port import LOOPBACK
-from services.zookeeper import ZooKeeper
-
 from benchmarks.peers.contestants import CONTESTANTS, REDIS, Contestant
 from benchmarks.peers.counters import Counted, CountedRedis, CountedZooKeeper
 from benchmarks.peers.load import Load
 from benchmarks.peers.program import Program
-from tests.support.servers.redis import Redis
+from tests.toolbox.brokers.redis import Redis
+from tests.toolbox.network.port import LOOPBACK
+from tests.toolbox.processes.java import QUICK_START
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
     from typing import Self

@@ -8,13 +8,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from services.zookeeper import ZooKeeper
-
 from benchmarks.peers.arena import MEMORY, Arena, LastingZooKeeper, module
 from benchmarks.peers.counters import cpu_seconds
 from benchmarks.peers.program import Figures, Program
 from benchmarks.peers.scenario import Round
-from tests.support.servers.ensemble import Ensemble
+from tests.toolbox.zookeeper.ensemble import Ensemble
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 SECONDS = 0.6
 # The ceiling is where a cycle takes this many times as long as with one client.

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.java import find_java
-
-from tests.support.installed_curator import HOW_TO_GET_CURATOR, find_curator
+from tests.toolbox.curator.installation import HOW_TO_GET_CURATOR, find_curator
+from tests.toolbox.processes.java import find_java
 
 ZOOKEEPER, REDIS = "zookeeper", "redis"
 JAVA_SOURCE = Path(__file__).parent / "clients" / "LockClient.java"

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 import redis
-from services.zookeeper import ZooKeeper
 
-from tests.support.servers.redis import Redis
+from tests.toolbox.brokers.redis import Redis
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

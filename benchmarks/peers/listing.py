@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from kazoo.client import KazooClient
-from services.zookeeper import ZooKeeper
 
 from benchmarks.peers.arena import MEMORY, Arena, LastingZooKeeper, module
 from benchmarks.peers.counters import CountedZooKeeper
 from benchmarks.peers.program import Figures, Program
 from benchmarks.peers.scenario import Round
 from tests.support.many_locks import hold_many
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 
 @dataclass(frozen=True)

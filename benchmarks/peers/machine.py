@@ -11,10 +11,9 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from services.java import find_java
-from services.zookeeper import ZooKeeper
-
-from tests.support.installed_curator import HOW_TO_GET_CURATOR, curator_version
+from tests.toolbox.curator.installation import HOW_TO_GET_CURATOR, curator_version
+from tests.toolbox.processes.java import find_java
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 PACKAGES = {
     "django-zklock": "django_zklock",

@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.interruption import postponed
-from services.reaper import Reaper
+from tests.toolbox.processes.interruption import postponed
+from tests.toolbox.processes.reaper import Reaper
 
 if TYPE_CHECKING:
     from typing import Self

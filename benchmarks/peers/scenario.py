@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from services.port import LOOPBACK
-
 from benchmarks.peers.arena import Arena
 from benchmarks.peers.contestants import CONTESTANTS, Contestant
 from benchmarks.peers.load import Load
 from benchmarks.peers.program import TIMEOUT, Figures
+from tests.toolbox.network.port import LOOPBACK
 
 # Does the round of that number, and returns its figures.
 Round = Callable[[int], Figures]

@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 from playwright.sync_api import Browser, Playwright
-from services.port import LOOPBACK
-from services.process import NotInstalledError
+
+from tests.toolbox.network.port import LOOPBACK
+from tests.toolbox.processes.process import NotInstalledError
 
 FONTS = Path(__file__).with_name("fonts.conf")
 DEJAVU = Path("/usr/share/fonts/truetype/dejavu")

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
-from services.zookeeper import ZooKeeper
 
 from django_zklock.zk.node_data import Identity, Work
 from tests.browser import chromium
 from tests.browser.site_process import Site
 from tests.browser.visitor import TIMEOUT, WIDE, Visitor
-from tests.support.servers.redis import Redis
 from tests.support.timing import scaled
 from tests.support.tree_reader import Observer
-from tests.support.workshop import Workshop
+from tests.toolbox.brokers.redis import Redis
+from tests.toolbox.celery.workshop import Workshop
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 HERE = Path(__file__).resolve().parent
 

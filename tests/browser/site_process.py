@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.webserver import WebServer
+from tests.toolbox.django.webserver import WebServer
 
 
 class Site(WebServer):

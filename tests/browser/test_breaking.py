@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import AddContender, Visit
 from tests.browser.visitor import LIST, page_of
-from tests.support.workshop import Workshop
+from tests.toolbox.celery.workshop import Workshop
 
 BREAK = "Break the lock"
 REASON = "The bank does not answer"

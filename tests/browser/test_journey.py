@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
-from services.project import PROJECT
-from services.worker import Worker
 
 from tests.browser.conftest import Visit
 from tests.browser.visitor import LIST
-from tests.support.celery_program import run_in_shell
 from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
-from tests.support.workshop import Sent, Workshop
+from tests.toolbox.celery.program import run_in_shell
+from tests.toolbox.celery.worker import Worker
+from tests.toolbox.celery.workshop import Sent, Workshop
+from tests.toolbox.processes.project import PROJECT
 
 # Seconds. A worker writes about a task that has run for five seconds, and looks after its tasks once in a while.
 SOON = scaled(60)

@@ -6,7 +6,7 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import AddContender, Visit
 from tests.browser.visitor import LIST
-from tests.support.workshop import Workshop
+from tests.toolbox.celery.workshop import Workshop
 
 
 def test_break(visit: Visit, workshop: Workshop, key: str, add_contender: AddContender) -> None:

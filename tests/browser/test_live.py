@@ -7,7 +7,7 @@ from playwright.sync_api import Request, expect
 
 from tests.browser.conftest import AddContender, Visit
 from tests.browser.visitor import LIST, page_of
-from tests.support.workshop import Workshop
+from tests.toolbox.celery.workshop import Workshop
 
 # Milliseconds: the interval of the script, and longer than its longest pause.
 INTERVAL = 2_000

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import pytest
 from kazoo.client import KazooClient
 from playwright.sync_api import expect
-from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import ZooKeeperServer
 from tests.browser.conftest import OpenSite, Visit
 from tests.browser.site_process import Site
 from tests.browser.visitor import LIST, page_of
 from tests.support.timing import GRACE, scaled
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 CONNECT_TIMEOUT = scaled(1)
 ROOT = "/django_zklock"

@@ -10,7 +10,6 @@ from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from services.port import LOOPBACK, free_port
 
 from django_zklock.testing import ZooKeeperServer
 from tests.browser import pictured_locks
@@ -18,6 +17,7 @@ from tests.browser.conftest import OpenSite
 from tests.browser.site_process import Site
 from tests.browser.visitor import AUDIT, DAMAGE, LIST, SIZES, STILL, TIMEOUT, page_of, rows_on_a_screen
 from tests.support.timing import GRACE
+from tests.toolbox.network.port import LOOPBACK, free_port
 
 THEMES = ("unfold", "jazzmin", "grappelli")
 # Of our own part of the page: what a theme paints around it is its own.

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 from playwright.sync_api import Browser
-from services.port import LOOPBACK
 
 from tests.browser.visitor import NARROW, Visitor
+from tests.toolbox.network.port import LOOPBACK
 
 PAGE = """
 <!doctype html>

@@ -8,12 +8,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.process import NotInstalledError, StartError
-
-from tests.support.suites.comparison import Comparison, say
-from tests.support.suites.report import Names, describe
-from tests.support.suites.run import REPOSITORY, RunError
-from tests.support.suites.source import SourceError, fetch_source
+from tests.toolbox.processes.process import NotInstalledError, StartError
+from tests.toolbox.suites.comparison import Comparison, say
+from tests.toolbox.suites.report import Names, describe
+from tests.toolbox.suites.run import REPOSITORY, RunError
+from tests.toolbox.suites.source import SourceError, fetch_source
 
 from .differences import CANVAS, REASONS, TASKS, UNIT
 from .run import Part, run_both

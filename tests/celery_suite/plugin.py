@@ -18,10 +18,10 @@ import celery.app.base
 import celery.contrib.pytest
 import pytest
 from celery.utils.nodenames import anon_nodename
-from services.process import Process
 
 from tests.celery_suite import project
-from tests.support.suites.outcome import Recorder
+from tests.toolbox.processes.process import Process
+from tests.toolbox.suites.outcome import Recorder
 
 GATE = os.environ["CELERY_SUITE_GATE"] == "1"
 

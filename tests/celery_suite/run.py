@@ -8,12 +8,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.folder import make_folder, remove_folder
-from services.zookeeper import ZooKeeper
-
-from tests.support.servers.redis import Redis
-from tests.support.suites import run
-from tests.support.suites.outcome import Outcome
+from tests.toolbox.brokers.redis import Redis
+from tests.toolbox.processes.folder import make_folder, remove_folder
+from tests.toolbox.suites import run
+from tests.toolbox.suites.outcome import Outcome
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 MODES = ("without", "with")
 # For one test, in seconds; many of the integration tests wait for a minute.

@@ -8,8 +8,8 @@ import pytest
 
 from tests.celery_suite.differences import UNIT
 from tests.celery_suite.run import Run, run_both
-from tests.support.suites.outcome import Outcome
-from tests.support.suites.run import RunError
+from tests.toolbox.suites.outcome import Outcome
+from tests.toolbox.suites.run import RunError
 
 TESTS = """\
 from celery import Celery

@@ -11,10 +11,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from services.process import Process
-
 from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
+from tests.toolbox.processes.process import Process
 
 from .cluster import Cluster, faketime
 from .history import FOLDER, write

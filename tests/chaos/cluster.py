@@ -17,11 +17,11 @@ from typing import Any, Literal, Self
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, ReconfigInProcessError
-from services.zookeeper import ZooKeeper
 
-from tests.support.servers.cuttable_ensemble import Peers
-from tests.support.tcp_proxy import DOWN, UP, Proxy
 from tests.support.timing import scaled
+from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy
+from tests.toolbox.zookeeper.cuttable_ensemble import Peers
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 Way = Literal["to", "from", "both"]
 Direction = tuple[Proxy, str]

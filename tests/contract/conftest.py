@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
-from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import ZooKeeperServer
 from tests.support.any_server import Server
 from tests.support.queued_contenders import Standing
 from tests.support.tree_reader import MakePool, Observer
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 KINDS: dict[str, Callable[[], contextlib.AbstractContextManager[Server]]] = {
     "zookeeper": ZooKeeper,

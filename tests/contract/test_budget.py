@@ -21,9 +21,9 @@ from django_zklock.zk.pool import SESSION_BUDGET, Pool
 from django_zklock.zk.queue import READ, WRITE, semaphore
 from django_zklock.zk.wire import MAX_REQUEST
 from tests.support.any_server import Server
-from tests.support.forked_child import fork
 from tests.support.threads import Runner, waiting_in
 from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.processes.forked_child import fork
 
 # Before the path in ZooKeeper's CloseSessionTxn.
 LENGTH = 4

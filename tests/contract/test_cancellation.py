@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from services.port import LOOPBACK, free_port
 
 from django_zklock.exceptions import LockCancelled, LockTimeout
 from django_zklock.zk.held import Held, held_stack
@@ -28,6 +27,7 @@ from django_zklock.zk.waiting import Cancellation
 from tests.support.any_server import Server
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.network.port import LOOPBACK, free_port
 
 pytest_plugins = ["tests.support.slow_deadlines"]
 

@@ -24,10 +24,10 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Kind, Rule, name_prefix, new_guid, semaphore
 from tests.support.any_server import Server
 from tests.support.django_layer import Ensemble, OtherClient, Recorder
-from tests.support.tcp_proxy import UP, Proxy, requests
 from tests.support.threads import Runner
 from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.network.tcp_proxy import UP, Proxy, requests
 
 pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
 

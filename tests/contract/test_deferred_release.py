@@ -23,9 +23,9 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from django_zklock.zk.waiting import Cancellation
-from tests.support.forked_child import fork
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.processes.forked_child import fork
 
 pytestmark = pytest.mark.oldest
 

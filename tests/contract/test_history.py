@@ -16,9 +16,9 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from tests.support.any_server import Server
 from tests.support.hold_history import History, Hold
-from tests.support.tcp_proxy import Proxy
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.network.tcp_proxy import Proxy
 
 THREADS = TASKS = 4
 ROUNDS = 40

@@ -11,8 +11,8 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import semaphore
 from tests.support.any_server import Server
 from tests.support.queued_contenders import Standing, settle
-from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
 
 SET_DATA = 5
 TWO = semaphore(2)

@@ -12,7 +12,6 @@ from functools import partial
 import pytest
 from kazoo.client import KazooClient
 from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
-from services.port import LOOPBACK, free_port
 
 from django_zklock.exceptions import LockLost, NotHeld, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk import node_data, paths
@@ -24,10 +23,11 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import AsyncAutoResetEvent
 from tests.support.any_server import Server
 from tests.support.queued_contenders import RULES, Standing
-from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner
 from tests.support.timing import GRACE, scaled
 from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
 
 DELETION = 14  # a multi
 LONG = "invoice:" + "x" * 500

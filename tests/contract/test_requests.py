@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
-from services.port import LOOPBACK, free_port
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
@@ -20,10 +19,11 @@ from django_zklock.zk.session import Session
 from django_zklock.zk.wire import MAX_READS_PER_REQUEST, NoAuthError, NoNodeError, Read
 from django_zklock.zk.wire.requests import MultiRead
 from tests.support.any_server import Server
-from tests.support.tcp_proxy import DOWN, Proxy
 from tests.support.threads import Runner
 from tests.support.timing import GRACE
 from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.network.tcp_proxy import DOWN, Proxy
 
 UNKNOWN_OPCODE = 77
 MANY = MAX_READS + MAX_READS_PER_REQUEST + 3

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
-from services.port import LOOPBACK, free_port
 
 from django_zklock import zk_lock
 from django_zklock.exceptions import NotHeld, ZkLockError, ZooKeeperUnavailable
@@ -25,10 +24,11 @@ from django_zklock.zk.queue import semaphore
 from tests.support.any_server import Server
 from tests.support.django_layer import Ensemble, Recorder
 from tests.support.queued_contenders import RULES, Standing, settle
-from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner
 from tests.support.timing import GRACE, LONG_SESSION, scaled
 from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
 
 pytest_plugins = ["tests.support.settings_fixtures"]
 

@@ -21,10 +21,10 @@ from django_zklock.zk.pool import Pool
 from tests.support.any_server import Server
 from tests.support.cancellation import BEFORE, HELD, WAITING, Canceller, nothing_left
 from tests.support.queued_contenders import RULES
-from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner, waiting_in
 from tests.support.timing import GRACE, LONG_SESSION, scaled
 from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
 
 pytest_plugins = ["tests.support.slow_deadlines"]
 

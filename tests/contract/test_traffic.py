@@ -14,9 +14,9 @@ from django_zklock.zk.queue import semaphore
 from django_zklock.zk.wire.client import Wire
 from tests.support.any_server import Server, packets_received
 from tests.support.queued_contenders import is_next, is_watching
-from tests.support.tcp_proxy import UP, Proxy, requests
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.network.tcp_proxy import UP, Proxy, requests
 
 CONNECT, CREATE2, CREATE_CONTAINER, GET_CHILDREN, DELETE, GET_DATA, PING = 0, 15, 19, 8, 2, 4, 11
 SET_DATA, REMOVE_WATCHES = 5, 18

@@ -18,10 +18,10 @@ from django_zklock.zk.ops import actions, snapshots, trail
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import new_guid
 from tests.support.any_server import Server
-from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner
 from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
 
 LONG = "invoice:" + "x" * 500
 

@@ -24,7 +24,6 @@ from django.core.handlers.asgi import ASGIHandler
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
-from services.port import free_port
 
 from django_zklock import current_lock, zk_lock, zk_locked
 from tests.support.any_server import Server
@@ -32,6 +31,7 @@ from tests.support.django_layer import Ensemble
 from tests.support.threads import Runner
 from tests.support.timing import scaled
 from tests.support.tree_reader import Observer, wait_until
+from tests.toolbox.network.port import free_port
 
 pytest_plugins = ["tests.support.settings_fixtures"]
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from services.port import LOOPBACK
+
+from tests.toolbox.network.port import LOOPBACK
 
 # A contributor has them; some environments of the matrix do not.
 pytest.importorskip("matplotlib")

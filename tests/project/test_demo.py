@@ -24,11 +24,11 @@ from billing.report import complaints, table
 from billing.rounds import Round
 from choice import choose
 from kazoo.client import KazooClient
-from services.process import StartError
 
 from django_zklock.testing import ZooKeeperServer
 from tests.support.doc_blocks import Block, runs
 from tests.support.timing import scaled
+from tests.toolbox.processes.process import StartError
 
 # One after the other, also where tests run at once: each would like to have port 8000.
 pytestmark = [pytest.mark.once, pytest.mark.xdist_group("demo")]

@@ -23,22 +23,22 @@ from typing import TYPE_CHECKING
 import pytest
 from django.core.management import call_command
 from kazoo.client import KazooClient
-from services.java import QUICK_START, find_java
-from services.port import LOOPBACK, free_port
 
 import django_zklock
 from django_zklock import ZkLockError, zk_lock
 from django_zklock.connections import connections
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.ops import actions, snapshots
-from tests.support.certificates import Authority
 from tests.support.command import Screen, Type, run
 from tests.support.django_layer import Ensemble
 from tests.support.doc_blocks import BLOCKS, ROOT, Block, execute, masked, runs
-from tests.support.installed_curator import HOW_TO_GET_CURATOR, find_curator
 from tests.support.threads import Runner
 from tests.support.timing import scaled
 from tests.support.tree_reader import Observer, wait_until
+from tests.toolbox.curator.installation import HOW_TO_GET_CURATOR, find_curator
+from tests.toolbox.network.certificates import Authority
+from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.processes.java import QUICK_START, find_java
 
 if TYPE_CHECKING:
     from pytest_django import Settings

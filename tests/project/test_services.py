@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
-from services.devserver import DevServer
-from services.port import LOOPBACK, free_port
-from services.process import NotInstalledError, Process, StartError
-from services.zookeeper import ZooKeeper
 
-from tests.support.servers.ensemble import Ensemble
-from tests.support.servers.rabbitmq import RabbitMQ
-from tests.support.servers.redis import Redis
 from tests.support.timing import scaled
+from tests.toolbox.brokers.rabbitmq import RabbitMQ
+from tests.toolbox.brokers.redis import Redis
+from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.processes.process import NotInstalledError, Process, StartError
+from tests.toolbox.zookeeper.devserver import DevServer
+from tests.toolbox.zookeeper.ensemble import Ensemble
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = pytest.mark.once
 
@@ -181,8 +181,8 @@ def test_parent__gone_without_closing(server: ZooKeeper, end: str) -> None:
     program = textwrap.dedent(
         """
         import os, signal, sys
-        from services.reaper import Reaper
-        from services.zookeeper import ZooKeeper
+        from tests.toolbox.processes.reaper import Reaper
+        from tests.toolbox.zookeeper.server import ZooKeeper
 
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         server = ZooKeeper().start()
@@ -399,7 +399,7 @@ class TestWorker:
 
     def test_start__ready(self, environment: dict[str, str]) -> None:
         """A started worker takes tasks; stopped, it ends by itself; killed, so do its pool's processes."""
-        from services.worker import Worker
+        from tests.toolbox.celery.worker import Worker
 
         with Worker(concurrency=2, environment=environment, queues=["a", "b"]) as worker:
             assert worker.is_running()
@@ -414,7 +414,7 @@ class TestWorker:
 
     def test_start__app_does_not_exist(self, environment: dict[str, str]) -> None:
         """A worker that cannot start is reported at once, with the end of its log."""
-        from services.worker import Worker
+        from tests.toolbox.celery.worker import Worker
 
         with pytest.raises(StartError, match="Celery worker ended with status 2") as caught:
             Worker(app="nowhere", environment=environment).__enter__()

@@ -11,14 +11,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from services.process import Process, StartError
-from services.project import ProjectProcess
-from services.zookeeper import ZooKeeper
 
-from tests.support.stacks import HERE, STACKS, Stacks
-from tests.support.stacks.sitecustomize import VARIABLE
 from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
+from tests.toolbox.processes.process import Process, StartError
+from tests.toolbox.processes.project import ProjectProcess
+from tests.toolbox.processes.stacks import HERE, STACKS, Stacks
+from tests.toolbox.processes.stacks.sitecustomize import VARIABLE
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = pytest.mark.once
 pytest_plugins = ["pytester"]
@@ -150,7 +150,7 @@ def test_never_ready() -> None:
 @pytest.mark.celery
 def test_worker(tmp_path: Path) -> None:
     """A worker of Celery tells the stacks of its main process and of those of its pool."""
-    from services.worker import Worker
+    from tests.toolbox.celery.worker import Worker
 
     environment = {"CELERY_BROKER_URL": "", "TESTPROJECT_BROKER_DIR": str(tmp_path)}
     found = told(Worker(concurrency=2, environment=environment))
@@ -191,7 +191,7 @@ def test_timeout(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import signal, subprocess, sys
-        from tests.support.stacks import STACKS
+        from tests.toolbox.processes.stacks import STACKS
 
         def test_that_waits(request):
             request.config.stash[STACKS].shortest_wait = 0.0

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from services.port import free_port
 
 from tests.support.doc_blocks import BLOCKS, ROOT, Block, masked, runs
 from tests.support.timing import scaled
+from tests.toolbox.network.port import free_port
 
 PAGE = "docs/tutorial/your-project.md"
 # The first line of a block with a file: its name, and whether the block is added to it.

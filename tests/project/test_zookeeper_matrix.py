@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests import zookeeper_matrix
-from tests.support.java_releases import PYSPARK, fetch_release
-from tests.support.source_package import SourceError
+from tests.toolbox.suites.source_package import SourceError
+from tests.toolbox.zookeeper.java_releases import PYSPARK, fetch_release
 from tests.zookeeper_matrix import PAIRS, STEPS, TESTS, Outcome, Pair, find_homes, main, run_step
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from services.zookeeper import ZooKeeper
 
 from django_zklock import operations
 from django_zklock.api import zk_lock
@@ -22,6 +21,7 @@ from tests.support.command import Hold, Screen, Type, Wait
 from tests.support.threads import Runner
 from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
     from pytest_django import Settings

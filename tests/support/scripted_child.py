@@ -26,8 +26,8 @@ from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.raw_fork import raw_fork
 from tests.support.real_parts import wire_of
+from tests.toolbox.processes.raw_fork import raw_fork
 
 
 def say(*words: object) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from services.port import LOOPBACK, free_port
 
 from django_zklock.zk.pool import Pool
 from tests.support.any_server import Server
 from tests.support.django_layer import Ensemble, OtherClient, Recorder
 from tests.support.timing import scaled
 from tests.support.tree_reader import Observer
+from tests.toolbox.network.port import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -6,10 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from services.java import QUICK_START
-from services.zookeeper import Installation
-
-from tests.support.line_dialogue import Dialogue
+from tests.toolbox.processes.dialogue import Dialogue
+from tests.toolbox.processes.java import QUICK_START
+from tests.toolbox.zookeeper.server import Installation
 
 if TYPE_CHECKING:
     from typing import Self

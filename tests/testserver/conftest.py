@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.configuration import set_hypothesis_home_dir
-from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import ZooKeeperServer
 from tests.support.protocol.operations import CREATE, CloseSession, Create, Home
 from tests.support.protocol.raw_client import RawClient
 from tests.testserver import snapshot
 from tests.testserver.server_area import Scene
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 HERE = Path(__file__).parent
 # Below a folder that git ignores.

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from services.process import NotInstalledError
-from services.zookeeper import Installation, ZooKeeper
 
 from django_zklock import LockTimeout, zk_lock
 from django_zklock.connections import connections
 from django_zklock.testing import ZooKeeperServer
-from tests.support.curator import Curator, CuratorClient, RefusedError
-from tests.support.installed_curator import curator_version, find_curator
-from tests.support.tcp_proxy import Proxy
 from tests.support.threads import Runner
 from tests.support.timing import scaled
 from tests.support.tree_reader import Observer
 from tests.support.zkcli import ZkCli, transcript
+from tests.toolbox.curator.clients import Curator, CuratorClient, RefusedError
+from tests.toolbox.curator.installation import curator_version, find_curator
+from tests.toolbox.network.tcp_proxy import Proxy
+from tests.toolbox.processes.process import NotInstalledError
+from tests.toolbox.zookeeper.server import Installation, ZooKeeper
 
 if TYPE_CHECKING:
     from pytest_django import Settings

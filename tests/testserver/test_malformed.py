@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import Opcode, ZooKeeperServer
 from django_zklock.testing.server import reads
@@ -52,6 +51,7 @@ from tests.support.protocol.operations import (
 from tests.support.protocol.raw_client import ClosedError, RawClient
 from tests.support.protocol.session_client import HOME, Talker, connect_frame
 from tests.support.timing import scaled
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
     from typing import TypeAlias

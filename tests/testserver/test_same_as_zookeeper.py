@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 from hypothesis import given
-from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import ZooKeeperServer
 from tests.testserver.comparison import Stage, Step
 from tests.testserver.strategies import plays
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 Address = tuple[str, int]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from services.port import LOOPBACK
 
 from django_zklock import api
 from django_zklock.zk.node_data import Work
+from tests.toolbox.network.port import LOOPBACK
 
 if TYPE_CHECKING:
     from pytest_django import Settings

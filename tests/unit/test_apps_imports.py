@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from services.project import PROJECT
+
+from tests.toolbox.processes.project import PROJECT
 
 # What is imported when the first lock is taken, or a worker begins.
 LATER = (

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from kazoo.hosts import collect_hosts
-from services.port import free_port
 
 from django_zklock import conf, operations
 from django_zklock.connections import connections
 from django_zklock.exceptions import ZooKeeperUnavailable
+from tests.toolbox.network.port import free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from kazoo.client import KazooClient
-from services.port import free_port
 
 from django_zklock import operations
 from django_zklock.exceptions import NotHeld, ZooKeeperUnavailable
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import actions
 from tests.support.command import GUID, Hold
+from tests.toolbox.network.port import free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings

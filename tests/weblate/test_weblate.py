@@ -16,15 +16,15 @@ from urllib.request import urlopen
 
 import pytest
 from playwright.sync_api import sync_playwright
-from services.port import LOOPBACK, free_port
-from services.process import Process
-from services.zookeeper import ZooKeeper
 
 from tests.browser.chromium import launch
-from tests.support.servers.postgresql import PostgreSQL
-from tests.support.servers.redis import Redis
 from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
+from tests.toolbox.brokers.redis import Redis
+from tests.toolbox.databases.postgresql import PostgreSQL
+from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.processes.process import Process
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 # The folder with the programs of the environment that has Weblate.
 PROGRAMS = os.environ.get("ZKLOCK_WEBLATE", "")

@@ -22,7 +22,7 @@ from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.proc_status import status
+from tests.toolbox.processes.status import status
 
 KEY = "waited-for"
 TIMEOUT = 100.0

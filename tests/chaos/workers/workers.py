@@ -24,16 +24,16 @@ from celery import Celery
 from kombu import Queue
 from kombu.exceptions import OperationalError
 from redis.exceptions import ResponseError
-from services.process import StartError
-from services.project import PROJECT
-from services.worker import Worker
 
 from tests.chaos.cluster import Cluster
 from tests.chaos.history import FOLDER, write
 from tests.chaos.nemesis import Act, Fault, Kind, again
-from tests.support.servers.rabbitmq import RabbitMQ
-from tests.support.servers.redis import Redis
 from tests.support.timing import scaled
+from tests.toolbox.brokers.rabbitmq import RabbitMQ
+from tests.toolbox.brokers.redis import Redis
+from tests.toolbox.celery.worker import Worker
+from tests.toolbox.processes.process import StartError
+from tests.toolbox.processes.project import PROJECT
 
 from .plan import BROKERS, RABBITMQ, REDIS, Send, draw, make_queue
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.servers.rabbitmq import RabbitMQ
-from tests.support.servers.redis import Redis
 from tests.support.tree_reader import Observer
-from tests.support.workshop import OpenWorkshop, Workshop
+from tests.toolbox.brokers.rabbitmq import RabbitMQ
+from tests.toolbox.brokers.redis import Redis
+from tests.toolbox.celery.workshop import OpenWorkshop, Workshop
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 # Without Celery these tests cannot run.
 if importlib.util.find_spec("celery") is None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services.project import PROJECT
 
 from django_zklock import LockConflict, LockTimeout
-from tests.support.projects import PROJECTS
+from tests.toolbox.celery.projects import PROJECTS
+from tests.toolbox.processes.project import PROJECT
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 

@@ -24,7 +24,6 @@ from kazoo.client import KazooClient
 from kazoo.security import make_acl, make_digest_acl
 from kombu import Connection
 from kombu.exceptions import OperationalError
-from services.project import PROJECT, ProjectProcess
 
 from django_zklock.connections import connections
 from django_zklock.contrib.celery.beat import (
@@ -43,13 +42,14 @@ from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 from tests.support.django_layer import Recorder
-from tests.support.projects import PROJECTS
 from tests.support.refusing_server import Refusals
-from tests.support.servers.redis import Redis
-from tests.support.tcp_proxy import Proxy
 from tests.support.threads import Runner
 from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.brokers.redis import Redis
+from tests.toolbox.celery.projects import PROJECTS
+from tests.toolbox.network.tcp_proxy import Proxy
+from tests.toolbox.processes.project import PROJECT, ProjectProcess
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -11,7 +11,7 @@ from celery.app import app_or_default
 from tests.unit.doctor.test_celery import examine
 
 if TYPE_CHECKING:
-    from tests.support.workshop import OpenWorkshop
+    from tests.toolbox.celery.workshop import OpenWorkshop
 
 
 @pytest.mark.zookeeper

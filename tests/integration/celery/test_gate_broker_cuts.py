@@ -12,17 +12,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from services.port import LOOPBACK
-from services.zookeeper import ZooKeeper
 
 from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT
-from tests.support.servers.rabbitmq import RabbitMQ
-from tests.support.servers.redis import Redis
-from tests.support.tcp_proxy import Proxy
 from tests.support.timing import scaled
 from tests.support.tree_reader import Observer, wait_until
-from tests.support.workshop import Workshop
+from tests.toolbox.brokers.rabbitmq import RabbitMQ
+from tests.toolbox.brokers.redis import Redis
+from tests.toolbox.celery.workshop import Workshop
+from tests.toolbox.network.port import LOOPBACK
+from tests.toolbox.network.tcp_proxy import Proxy
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 

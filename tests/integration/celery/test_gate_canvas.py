@@ -14,7 +14,7 @@ from celery import Celery, chain, chord, group
 from celery.canvas import Signature
 
 from tests.support.tree_reader import wait_until
-from tests.support.workshop import Sent
+from tests.toolbox.celery.workshop import Sent
 
 pytestmark = [
     pytest.mark.celery,

@@ -17,7 +17,7 @@ SESSION_TIMEOUT = 60.0
 
 @pytest.fixture(scope="module", params=["prefork", "threads"])
 def workshop(request: pytest.FixtureRequest, open_workshop: Any) -> Iterator[Any]:
-    options = ("--include", "services.readiness,workshop.converted")
+    options = ("--include", "tests.toolbox.celery.readiness,workshop.converted")
     with open_workshop(pool=request.param, concurrency=4, session_timeout=SESSION_TIMEOUT, options=options) as workshop:
         yield workshop
 

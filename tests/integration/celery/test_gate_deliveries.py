@@ -13,9 +13,9 @@ from kombu.exceptions import OperationalError
 
 from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
-from tests.support.servers.rabbitmq import RabbitMQ
 from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
+from tests.toolbox.brokers.rabbitmq import RabbitMQ
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 

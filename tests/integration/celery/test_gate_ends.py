@@ -20,7 +20,7 @@ from django_zklock.zk.ops import snapshots
 from tests.support import broker_audit
 from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
-from tests.support.workshop import TIMEOUT, Sent
+from tests.toolbox.celery.workshop import TIMEOUT, Sent
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper, pytest.mark.oldest]
 

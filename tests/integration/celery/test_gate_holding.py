@@ -25,7 +25,7 @@ SESSION_TIMEOUT = 4.0
 
 @pytest.fixture(scope="module")
 def workshop(open_workshop: Any) -> Iterator[Any]:
-    options = ("--include", "services.readiness,workshop.converted")
+    options = ("--include", "tests.toolbox.celery.readiness,workshop.converted")
     with open_workshop(concurrency=3, session_timeout=SESSION_TIMEOUT, options=options) as workshop:
         yield workshop
 

@@ -9,13 +9,13 @@ import sys
 import uuid
 
 import pytest
-from services.project import PROJECT
-from services.zookeeper import ZooKeeper
 
 from tests.support.broker_audit import WITH_AND_WITHOUT
-from tests.support.projects import PROJECTS
-from tests.support.servers.redis import Redis
 from tests.support.timing import scaled
+from tests.toolbox.brokers.redis import Redis
+from tests.toolbox.celery.projects import PROJECTS
+from tests.toolbox.processes.project import PROJECT
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 

@@ -12,7 +12,7 @@ import pytest
 HOWTO = Path(__file__).resolve().parents[3] / "docs" / "howto" / "metrics.md"
 
 # Each of the worker's processes measures, the main one too.
-MEASURED = ("--include", "services.readiness,workshop.metrics")
+MEASURED = ("--include", "tests.toolbox.celery.readiness,workshop.metrics")
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
@@ -90,7 +90,7 @@ def test_howto__exports(
     (tmp_path / "howto").mkdir()
     (tmp_path / "howto" / "metrics.py").write_text(module, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    options = ("--include", "services.readiness,howto.metrics")
+    options = ("--include", "tests.toolbox.celery.readiness,howto.metrics")
     environment = {"OTEL_METRIC_EXPORT_INTERVAL": "3600000"}
     with open_workshop(pool=pool, concurrency=1, options=options, environment=environment) as workshop:
         workshop.result(workshop.send("shared_below", key))

@@ -17,7 +17,9 @@ SECOND = 1_000_000_000
 
 def test_spans__of_a_task_at_the_gate(open_workshop: Any) -> None:
     """The wait at the gate has a span, below that of the task although the task begins later; so has the hold."""
-    with open_workshop(concurrency=1, options=["--include", "services.readiness,workshop.traces"]) as workshop:
+    with open_workshop(
+        concurrency=1, options=["--include", "tests.toolbox.celery.readiness,workshop.traces"]
+    ) as workshop:
         workshop.other_client.take("invoice")
         sent = workshop.send("shared_below", "invoice")
         workshop.wait_count("invoice", 2)

@@ -16,9 +16,9 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import SESSION_BUDGET, Pool
 from django_zklock.zk.wire import MAX_REQUEST
-from tests.support.servers.ensemble import Ensemble
 from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, Observer
+from tests.toolbox.zookeeper.ensemble import Ensemble
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 

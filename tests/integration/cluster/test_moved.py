@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from services.zookeeper import ZooKeeper
 
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
-from tests.support.servers.ensemble import Ensemble
-from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner, waiting_in
 from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
+from tests.toolbox.zookeeper.ensemble import Ensemble
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.xdist_group("moved")]
 

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
-from services.zookeeper import ZooKeeper
 
 from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.servers.cuttable_ensemble import Disturb, Peers
 from tests.support.threads import Runner
 from tests.support.tree_reader import wait_until
+from tests.toolbox.zookeeper.cuttable_ensemble import Disturb, Peers
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.xdist_group("peers"), pytest.mark.timeout(300)]
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import pytest
 from kazoo.client import KazooClient
-from services.zookeeper import ZooKeeper
 
 from django_zklock.exceptions import LockTimeout
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Kind, Rule, name_prefix, new_guid, semaphore
-from tests.support.servers.ensemble import Ensemble
 from tests.support.threads import waiting_in
 from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.zookeeper.ensemble import Ensemble
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.xdist_group("strays")]
 

@@ -9,11 +9,11 @@ from billing.models import Account, Deposit, Execution
 from django.db import connections
 from django.db.migrations.executor import MigrationExecutor
 from pytest_django import DjangoDbBlocker
-from services.folder import make_folder, remove_folder
 
-from tests.support.servers.database import as_alias
-from tests.support.servers.mariadb import MariaDB
-from tests.support.servers.postgresql import PostgreSQL
+from tests.toolbox.databases.database import as_alias
+from tests.toolbox.databases.mariadb import MariaDB
+from tests.toolbox.databases.postgresql import PostgreSQL
+from tests.toolbox.processes.folder import make_folder, remove_folder
 
 
 def _made(alias: str, blocker: DjangoDbBlocker) -> str:

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from services.zookeeper import ZooKeeper
 
-from tests.support.servers.postgresql import PostgreSQL
 from tests.support.timing import scaled
+from tests.toolbox.databases.postgresql import PostgreSQL
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 ROOT = Path(__file__).resolve().parents[3]
 PODS = 10

@@ -14,20 +14,20 @@ from socket import SHUT_RDWR, create_server, socket
 from typing import TYPE_CHECKING
 
 import pytest
-from services.port import LOOPBACK
 
 from django_zklock import doctor
 from django_zklock.exceptions import LockLost, ZooKeeperUnavailable
 from django_zklock.testing import Opcode, ZooKeeperServer
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import snapshots
+from tests.integration.faults.haproxy import HAProxy
 from tests.support.real_parts import wire_of
 from tests.support.refusing_server import Refusals
-from tests.support.servers.haproxy import HAProxy
-from tests.support.tcp_proxy import Proxy
 from tests.support.threads import Runner, waiting_in
 from tests.support.timing import GRACE, LONG_SESSION
 from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.network.port import LOOPBACK
+from tests.toolbox.network.tcp_proxy import Proxy
 
 if TYPE_CHECKING:
     from pytest_django import Settings

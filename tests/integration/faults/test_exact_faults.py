@@ -24,10 +24,10 @@ from tests.support.byte_cuts import HEADER, LANES, LENGTH, TEXT, idle, session_o
 from tests.support.loss_recorder import Losses
 from tests.support.queued_contenders import is_watching
 from tests.support.server_hooks import Moments
-from tests.support.tcp_proxy import DOWN, UP, Proxy
 from tests.support.threads import Runner, waiting_in
 from tests.support.timing import GRACE, scaled
 from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy
 
 pytest_plugins = ["tests.support.slow_deadlines"]
 

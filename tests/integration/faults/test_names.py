@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from services.port import LOOPBACK
 
 from django_zklock import doctor
 from django_zklock.connections import connections
@@ -22,9 +21,10 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import ensemble, snapshots
 from django_zklock.zk.pool import Pool
-from tests.support.fake_dns import EMPTY, NXDOMAIN, SERVFAIL, SILENCE, Answer, FakeDns
 from tests.support.timing import GRACE, LONG_SESSION
 from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.network.fake_dns import EMPTY, NXDOMAIN, SERVFAIL, SILENCE, Answer, FakeDns
+from tests.toolbox.network.port import LOOPBACK
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-from services.zookeeper import ZooKeeper
 
 from django_zklock.exceptions import LockLost, LockTimeout, ZooKeeperUnavailable
 from django_zklock.zk.lock import Lock
@@ -18,6 +17,7 @@ from tests.support.loss_recorder import Losses
 from tests.support.threads import Runner, waiting_in
 from tests.support.timing import GRACE, scaled
 from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = pytest.mark.zookeeper
 

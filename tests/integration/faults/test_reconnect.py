@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
-from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import Opcode, ZooKeeperServer
 from django_zklock.testing.server.client import Client
@@ -29,6 +28,7 @@ from tests.support.refusing_server import Refusals
 from tests.support.threads import Runner, waiting_in
 from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 # Longer than any test: no heartbeat comes between what is counted.
 LONG = 7200.0

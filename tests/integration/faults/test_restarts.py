@@ -6,7 +6,6 @@ import contextlib
 import threading
 
 import pytest
-from services.zookeeper import ZooKeeper
 
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held
@@ -16,6 +15,7 @@ from tests.support.queued_contenders import node_of
 from tests.support.threads import Runner
 from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = pytest.mark.zookeeper
 

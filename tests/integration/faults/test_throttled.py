@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from services.zookeeper import ZooKeeper
 
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
@@ -14,6 +13,7 @@ from django_zklock.zk.pool import Pool
 from tests.support.threads import Runner
 from tests.support.timing import GRACE, MAX_SESSION, scaled
 from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = pytest.mark.zookeeper
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from services.port import free_port
 
 from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
@@ -22,6 +21,7 @@ from tests.support.real_parts import wire_of
 from tests.support.threads import Runner, waiting_in
 from tests.support.timing import GRACE, MAX_SESSION, scaled
 from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.network.port import free_port
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
-from services.zookeeper import ZooKeeper
 
 from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
 from django_zklock.zk import node_data
@@ -29,6 +28,7 @@ from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from tests.support.real_parts import wire_of
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 

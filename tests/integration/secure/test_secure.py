@@ -25,8 +25,6 @@ from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.test import Client
 from kazoo.client import KazooClient
-from services.port import LOOPBACK, free_port
-from services.zookeeper import ZooKeeper
 
 from django_zklock import ZkLockError, ZooKeeperUnavailable, doctor, zk_lock
 from django_zklock.connections import connections
@@ -34,13 +32,15 @@ from django_zklock.doctor import Finding
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.wire.connection import ThreadingHandler
 from django_zklock.zk.wire.names import Names
-from tests.support.certificates import Authority, Issued
 from tests.support.real_parts import wire_of
-from tests.support.servers.ensemble import Ensemble
-from tests.support.tcp_proxy import DOWN, UP, Proxy
 from tests.support.threads import Runner
 from tests.support.timing import GRACE, MAX_SESSION, scaled
 from tests.support.tree_reader import wait_until
+from tests.toolbox.network.certificates import Authority, Issued
+from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy
+from tests.toolbox.zookeeper.ensemble import Ensemble
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.suites.comparison import Comparison, say
-from tests.support.suites.report import Names, describe
-from tests.support.suites.run import REPOSITORY, RunError
-from tests.support.suites.source import SourceError, fetch_source
+from tests.toolbox.suites.comparison import Comparison, say
+from tests.toolbox.suites.report import Names, describe
+from tests.toolbox.suites.run import REPOSITORY, RunError
+from tests.toolbox.suites.source import SourceError, fetch_source
 
 from .differences import REASONS
 from .run import run_both

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.support.suites.outcome import Recorder
+from tests.toolbox.suites.outcome import Recorder
 
 from .cluster import Cluster
 from .ours import make_ours

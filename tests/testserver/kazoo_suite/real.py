@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from services.folder import make_folder, remove_folder
-from services.port import LOOPBACK, free_port
-from services.zookeeper import ZooKeeper
-
-from tests.support.certificates import Authority
+from tests.toolbox.network.certificates import Authority
+from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.processes.folder import make_folder, remove_folder
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 from .cluster import Cluster
 

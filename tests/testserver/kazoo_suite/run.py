@@ -7,8 +7,8 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from tests.support.suites import run
-from tests.support.suites.outcome import Outcome
+from tests.toolbox.suites import run
+from tests.toolbox.suites.outcome import Outcome
 
 # For one test. On a busy machine none takes half of it.
 TEST_TIMEOUT = 60.0

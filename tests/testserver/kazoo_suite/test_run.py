@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.suites.run import RunError
 from tests.testserver.kazoo_suite.run import Run
+from tests.toolbox.suites.run import RunError
 
 pytestmark = pytest.mark.program
 

@@ -7,7 +7,6 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from services.zookeeper import ZooKeeper
 
 from django_zklock.testing import ZooKeeperServer
 from tests.support.any_server import Server
@@ -43,6 +42,7 @@ from tests.support.protocol.operations import (
 )
 from tests.support.protocol.raw_client import RawClient
 from tests.support.protocol.session_client import Talker
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 # Ports, times and latencies; and counts that include the wait for the real server's start.
 VOLATILE = {

@@ -15,8 +15,6 @@ from django.http import HttpResponse
 from django.test import Client
 from django.urls import reverse
 from kazoo.client import KazooClient
-from services.port import LOOPBACK, free_port
-from services.zookeeper import ZooKeeper
 
 from django_zklock.admin.reader import MAX_ENTRIES
 from django_zklock.api import zk_lock
@@ -28,6 +26,8 @@ from django_zklock.zk.ops import actions
 from tests.support.admin_pages import GUID, body_of, member, text_of
 from tests.support.command import Hold, run
 from tests.support.tree_reader import wait_until
+from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
     from pytest_django import Settings

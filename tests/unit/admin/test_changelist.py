@@ -13,8 +13,6 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import NoReverseMatch, reverse
 from kazoo.client import KazooClient
-from services.port import free_port
-from services.zookeeper import ZooKeeper
 
 from django_zklock.admin import LockAdmin, changelist
 from django_zklock.connections import connections
@@ -24,6 +22,8 @@ from django_zklock.zk.ops import actions
 from tests.support.admin_pages import GUID, LIST, NASTY, body_of, text_of
 from tests.support.command import Hold
 from tests.support.timing import GRACE
+from tests.toolbox.network.port import free_port
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
     from pytest_django import Settings

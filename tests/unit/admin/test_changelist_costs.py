@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from django.test import Client
 from kazoo.client import KazooClient
-from services.zookeeper import ZooKeeper
 
 from tests.support.admin_pages import GUID, LIST, text_of
 from tests.support.any_server import packets_received
 from tests.support.many_locks import hold_many
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.test import Client
 from kazoo.client import KazooClient
-from services.port import free_port
 
 from django_zklock.admin import detail
 from django_zklock.connections import connections
@@ -24,6 +23,7 @@ from django_zklock.zk.ops.snapshots import QueueEntry
 from tests.support.admin_pages import GUID, LIST, NASTY, body_of, text_of, url_of
 from tests.support.command import Hold, Wait, run
 from tests.support.timing import GRACE
+from tests.toolbox.network.port import free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from django.template.defaultfilters import floatformat
 from django.test import Client
-from services.port import free_port
 
 from django_zklock.connections import connections
 from tests.support.admin_pages import LIST, body_of, member, text_of
 from tests.support.command import Hold
 from tests.support.timing import GRACE, scaled
+from tests.toolbox.network.port import free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings

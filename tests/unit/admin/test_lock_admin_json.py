@@ -10,12 +10,12 @@ from django.contrib.admin.utils import quote
 from django.test import Client
 from django.urls import reverse
 from kazoo.client import KazooClient
-from services.port import free_port
 
 from django_zklock.zk import paths
 from django_zklock.zk.node_data import Work
 from tests.support.admin_pages import GUID, LIST, member
 from tests.support.command import Hold, run
+from tests.toolbox.network.port import free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from django.test import Client
-from services.port import free_port
 
 from django_zklock.admin import reader
 from django_zklock.admin.reader import AliasReader
@@ -17,6 +16,7 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.ops import snapshots
 from tests.support.admin_pages import LIST, text_of
 from tests.support.timing import GRACE
+from tests.toolbox.network.port import free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -14,7 +14,6 @@ import pytest
 from celery import Celery, Task
 from celery.app import app_or_default
 from kombu import Queue
-from services.port import LOOPBACK, free_port
 
 from django_zklock import doctor, zk_locked
 from django_zklock.connections import connections
@@ -23,6 +22,7 @@ from django_zklock.doctor import Finding
 from django_zklock.doctor import celery as celery_findings
 from tests.support.fake_four_letter import Talker
 from tests.support.timing import scaled
+from tests.toolbox.network.port import LOOPBACK, free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -11,7 +11,6 @@ import pytest
 from billing.models import Account
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl_credential
-from services.port import LOOPBACK, free_port
 
 from django_zklock import Held, doctor, zk_lock
 from django_zklock.connections import connections
@@ -23,9 +22,10 @@ from django_zklock.zk.wire import ConnectionOptions, client, parse_acl
 from tests.support.any_server import Server as AnyServer
 from tests.support.django_layer import Recorder
 from tests.support.fake_four_letter import Talker, serving
-from tests.support.servers.ensemble import Ensemble
 from tests.support.timing import MAX_SESSION, SLOWNESS, scaled
 from tests.support.tree_reader import MakePool, Observer
+from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.zookeeper.ensemble import Ensemble
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
-from services.port import LOOPBACK, free_port
 
 from django_zklock.exceptions import ZooKeeperUnavailable
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.tcp_proxy import Proxy
+from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.network.tcp_proxy import Proxy
 
 
 def test_local__nothing_listens() -> None:

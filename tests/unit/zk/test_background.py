@@ -16,9 +16,9 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import LISTENER_THREADS, Pool
 from tests.support.loss_recorder import Losses
 from tests.support.real_parts import actions_of
-from tests.support.tcp_proxy import Proxy
 from tests.support.threads import waiting_in
 from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.network.tcp_proxy import Proxy
 
 LOCKS = 2_000
 NAMES = ("zklock-actions", "zklock-listeners")

@@ -14,9 +14,9 @@ from django_zklock.zk import background
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.lock import Lock
 from tests.support.any_server import Server
-from tests.support.tcp_proxy import Proxy
 from tests.support.timing import scaled
 from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.network.tcp_proxy import Proxy
 
 NAME = "django_zklock.test"
 
@@ -169,7 +169,7 @@ FORK = f"""
 import logging, os, sys, threading
 from django_zklock.zk import background
 from django_zklock.zk.background import DeferredLogger
-from tests.support.raw_fork import raw_fork
+from tests.toolbox.processes.raw_fork import raw_fork
 
 began, go_on = threading.Event(), threading.Event()
 

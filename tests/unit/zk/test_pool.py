@@ -29,9 +29,9 @@ from django_zklock.zk.session import Session
 from django_zklock.zk.system import MACHINE
 from django_zklock.zk.wire import ConnectionOptions
 from django_zklock.zk.wire.requests import MultiRead
-from tests.support import forked_child
 from tests.support.threads import Runner
 from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.processes import forked_child
 
 UNKNOWN_OPCODE = 77
 

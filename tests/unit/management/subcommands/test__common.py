@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from django.core.management.base import OutputWrapper
-from services.port import free_port
 
 from django_zklock.connections import connections
 from django_zklock.management.subcommands import _common
 from django_zklock.management.subcommands._output import Terminal
 from tests.support.command import Screen, failure
 from tests.support.timing import GRACE
+from tests.toolbox.network.port import free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kazoo.client import KazooClient
-from services.port import free_port
 
 from django_zklock.management.subcommands import _common, break_
 from django_zklock.management.subcommands._output import Terminal
@@ -24,6 +23,7 @@ from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import QueueEntry
 from tests.support.command import GUID, Hold, Screen, Type, Wait, failure, run
 from tests.support.command_process import Process, Reader
+from tests.toolbox.network.port import free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings

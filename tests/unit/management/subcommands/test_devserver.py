@@ -18,13 +18,13 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 from kazoo.client import KazooClient
-from services.devserver import DevServer
-from services.port import LOOPBACK, free_port
 
 from django_zklock.api import zk_lock
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.testing.server import serve
 from tests.support.timing import scaled
+from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.zookeeper.devserver import DevServer
 
 ROOT = Path(__file__).resolve().parents[4]
 COMMANDS = {

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
-from services.port import free_port
 
 from django_zklock import doctor
 from django_zklock.doctor import Finding
 from tests.support.command import Screen, run
+from tests.toolbox.network.port import free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings

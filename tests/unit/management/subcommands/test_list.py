@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 from django.core.management import CommandError, call_command
 from kazoo.client import KazooClient
-from services.port import free_port
-from services.zookeeper import ZooKeeper
 
 from django_zklock.exceptions import ZooKeeperUnavailable
 from django_zklock.management.commands.zklock import Command
@@ -30,6 +28,8 @@ from tests.support.any_server import packets_received
 from tests.support.command import GUID, Hold, Screen, Wait, failure, run
 from tests.support.many_locks import hold_many
 from tests.support.timing import GRACE, scaled
+from tests.toolbox.network.port import free_port
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
     from pytest_django import Settings

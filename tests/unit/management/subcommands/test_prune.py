@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kazoo.client import KazooClient
-from services.port import free_port
 
 from django_zklock.zk.ops import actions
 from tests.support.command import Hold, failure, run
+from tests.toolbox.network.port import free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from django.core.management import CommandError, call_command
 from kazoo.client import KazooClient
-from services.port import free_port
-from services.zookeeper import ZooKeeper
 
 from django_zklock.api import zk_lock
 from django_zklock.management.commands.zklock import UnsuccessfulError
@@ -28,6 +26,8 @@ from django_zklock.zk.node_data import Work
 from tests.support.threads import Runner
 from tests.support.timing import GRACE, LONG_SESSION, scaled
 from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.network.port import free_port
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -44,7 +44,7 @@ class Run:
     def __init__(self, hosts: str, key: str, *arguments: str, session_timeout: float = LONG_SESSION) -> None:
         environment = {
             **os.environ,
-            "DJANGO_SETTINGS_MODULE": "tests.support.projects.plain",
+            "DJANGO_SETTINGS_MODULE": "tests.toolbox.celery.projects.plain",
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
             "PYTHONWARNINGS": "error",

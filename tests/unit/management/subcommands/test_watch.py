@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import pytest
 from django.core.management import CommandError, call_command
 from kazoo.client import KazooClient
-from services.port import free_port
 
 from django_zklock.management.subcommands import _common, _output, _watch
 from django_zklock.management.subcommands import watch as subcommand
@@ -31,6 +30,7 @@ from tests.support.command_process import Process, Reader
 from tests.support.threads import Runner
 from tests.support.timing import GRACE
 from tests.support.tree_reader import wait_until
+from tests.toolbox.network.port import free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings

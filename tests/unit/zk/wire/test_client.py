@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import EXCEPTIONS, BadVersionError, NoAuthError
-from services.zookeeper import ZooKeeper
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
@@ -38,10 +37,11 @@ from django_zklock.zk.wire.connection import make_handler
 from django_zklock.zk.wire.exchange import NEVER, Sent
 from django_zklock.zk.wire.requests import MultiRead
 from django_zklock.zk.wire.watches import RemoveWatches
-from tests.support.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.support.threads import Runner
 from tests.support.timing import GRACE, MAX_SESSION, scaled
 from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
+from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.oldest]
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
-from services.port import LOOPBACK
 
 from django_zklock.exceptions import ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
@@ -17,6 +16,7 @@ from django_zklock.zk.ops import ensemble, snapshots
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
 from tests.support.timing import scaled
+from tests.toolbox.network.port import LOOPBACK
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from celery.worker.consumer import Consumer
 
 from django_zklock.contrib.celery import headers, internals
 from django_zklock.contrib.celery.gate.gate import Gate, install
-from tests.support.proc_status import identity, open_files
 from tests.support.tree_reader import wait_until
+from tests.toolbox.processes.status import identity, open_files
 from tests.unit.contrib.celery.gate.workplace import Workplace
 
 

@@ -1,1 +1,0 @@
-"""Processes that the demo starts, and tests: ZooKeeper, a Celery worker, Django's server; no Django in here."""

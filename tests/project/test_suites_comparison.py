@@ -1,0 +1,130 @@
+"""The differences that count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.toolbox.suites.comparison import Comparison
+from tests.toolbox.suites.outcome import Outcome, Word
+from tests.toolbox.suites.report import Names, describe
+
+LISTED = {"listed": "knows no TLS"}
+NAMES = Names(
+    reference="real", ours="ours", where="on real servers and on the test server", both="on both",
+    first="on real servers", project="kazoo", listed="tests/testserver/kazoo_suite/differences.py",
+)  # fmt: skip
+
+
+def outcomes(**words: Word) -> Mapping[str, Outcome]:
+    return {test: Outcome(test=test, word=word, note=f"{test} {word}") for test, word in words.items()}
+
+
+def compared(
+    real: Word, ours: Word, *, test: str = "plain", reasons: Mapping[str, str] = LISTED, whole: bool = False
+) -> Comparison:
+    return Comparison.of(outcomes(**{test: real}), outcomes(**{test: ours}), reasons, whole=whole)
+
+
+@pytest.mark.parametrize("word", ["passed", "skipped", "failed"])
+def test_comparison__same_on_both(word: Word) -> None:
+    """A test with the same result on both servers is no difference."""
+    assert compared(word, word).is_good
+
+
+@pytest.mark.parametrize(
+    ("real", "ours"), [("passed", "failed"), ("failed", "passed"), ("passed", "skipped"), ("skipped", "failed")]
+)
+def test_comparison__not_the_same(real: Word, ours: Word) -> None:
+    """A test with different results that is not listed is a difference, in either direction."""
+    comparison = compared(real, ours)
+    assert comparison.surprises == ["plain"]
+    assert not comparison.is_good
+
+
+@pytest.mark.parametrize("ours", ["failed", "skipped"])
+def test_comparison__listed(ours: Word) -> None:
+    """A listed test may pass on real servers only."""
+    assert compared("passed", ours, test="listed").is_good
+
+
+@pytest.mark.parametrize(("real", "ours"), [("passed", "passed"), ("failed", "failed"), ("failed", "passed")])
+def test_comparison__listed_in_vain(real: Word, ours: Word) -> None:
+    """An entry for a test with another result must be removed."""
+    assert compared(real, ours, test="listed").surprises == ["listed"]
+
+
+def test_comparison__listed_test_is_gone() -> None:
+    """An entry for a test that does not exist must be removed, which only a whole run can show."""
+    assert compared("passed", "passed").is_good
+    whole = compared("passed", "passed", whole=True)
+    assert whole.unknown == ("listed",)
+    assert not whole.is_good
+
+
+def test_comparison__ran_on_one_only() -> None:
+    """A test that is missing in one of the runs has failed there."""
+    comparison = Comparison.of(outcomes(one="passed", two="passed"), outcomes(one="passed"), {})
+    assert comparison.surprises == ["two"]
+
+
+def test_comparison__nothing_ran() -> None:
+    """A run without tests is a failure."""
+    assert not Comparison.of({}, {}, {}).is_good
+
+
+def test_add_try__goes_as_it_should() -> None:
+    """A test that is unexpected once and not again is no difference, but is reported."""
+    comparison = compared("passed", "failed")
+    comparison.add_try(compared("passed", "passed"))
+    assert comparison.is_good
+    assert comparison.unsteady == ["plain"]
+
+
+def test_add_try__surprises_again() -> None:
+    """A test that is unexpected in every try is a difference."""
+    comparison = compared("passed", "failed")
+    comparison.add_try(compared("passed", "failed"))
+    comparison.add_try(compared("failed", "passed"))
+    assert comparison.surprises == ["plain"]
+    assert comparison.unsteady == []
+
+
+def test_repeat__until_nothing_surprises() -> None:
+    """Surprises alone are repeated, as often as is allowed, and not after they have gone."""
+    tries = [compared("passed", "failed"), compared("passed", "passed")]
+    comparison, asked = compared("passed", "failed"), list[tuple[int, list[str]]]()
+
+    def run(number: int, tests: list[str]) -> Comparison:
+        asked.append((number, tests))
+        return tries[number - 1]
+
+    comparison.repeat(run, tries=1)
+    assert (asked, comparison.surprises) == ([(1, ["plain"])], ["plain"])
+    comparison.repeat(run, tries=5)
+    assert asked[1:] == [(1, ["plain"]), (2, ["plain"])]
+    assert comparison.unsteady == ["plain"]
+
+
+def test_describe__tells_each_test_once() -> None:
+    """Every test is counted in one line, and those that did not pass on both are listed with their results."""
+    real = outcomes(good="passed", listed="passed", bad="failed", away="skipped", worse="passed")
+    ours = outcomes(good="passed", listed="failed", bad="failed", away="skipped", worse="failed")
+    lines = [line.strip() for line in describe(Comparison.of(real, ours, {**LISTED, "gone": "went"}), NAMES)]
+    assert lines == [
+        "5 tests on real servers and on the test server",
+        "1 passed on both",
+        "1 skipped on both",
+        "1: away skipped",
+        "1 failed on both",
+        "bad: bad failed",
+        "1 passed on real servers only, as listed",
+        "listed: knows no TLS",
+        "0 went as they should in a further try",
+        "1 DIFFER from what tests/testserver/kazoo_suite/differences.py says",
+        "worse: real passed, ours failed",
+        "ours: worse failed",
+        "1 listed that kazoo does not have",
+        "gone",
+    ]

@@ -1,7 +1,0 @@
-"""The Celery app of the workers under test; its tasks return the locks that they held."""
-
-from __future__ import annotations
-
-from .app import app
-
-__all__ = ["app"]

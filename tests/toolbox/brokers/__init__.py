@@ -1,0 +1,1 @@
+"""The brokers Redis and RabbitMQ."""

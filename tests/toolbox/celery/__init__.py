@@ -1,0 +1,1 @@
+"""Celery workers, and the projects that they serve."""

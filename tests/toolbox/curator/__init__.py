@@ -1,0 +1,1 @@
+"""Apache Curator, as it is installed, and clients in a program of Java."""

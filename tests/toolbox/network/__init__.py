@@ -1,0 +1,1 @@
+"""What lies between a client and its server: ports, proxies, names, certificates."""

@@ -1,0 +1,1 @@
+"""Child processes: their start and end, dialogues with them, forks, and what the system counts of them."""

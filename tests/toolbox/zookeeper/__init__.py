@@ -1,0 +1,1 @@
+"""ZooKeeper servers, alone and in ensembles, and clients that look at them."""
