@@ -16,7 +16,7 @@ ALLOW_WORDS = f"Add 4lw.commands.whitelist={','.join(WORDS)} to zoo.cfg of each 
 MIN_VERSION = (3, 6)
 # ZooKeeper grants session timeouts in whole milliseconds.
 ROUNDING = 0.001
-# The margin of a lease assumes this many ticks, see zk.wire.exchange.
+# The margin of a lease assumes this many ticks, see zk.wire.lease.
 MIN_TICKS = 6
 # Seconds for each server to accept a connection; with less a busy server is skipped.
 MIN_CONNECT_SHARE = 0.5

@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 
 from django_zklock.zk import formatting, node_data, wire
 from django_zklock.zk.background import DeferredLogger
-from django_zklock.zk.place import LockPath, Place, SharedListing, Turn
+from django_zklock.zk.listing import SharedListing
+from django_zklock.zk.place import LockPath, Place, Turn
 from django_zklock.zk.queue import name_prefix, new_guid, parse_name
 from django_zklock.zk.scripts import EVENT, Interrupted, Once, OrError, Reply, RequestScript, Script
 from django_zklock.zk.wire import ConnectionOptions

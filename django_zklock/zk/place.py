@@ -2,13 +2,6 @@
 
 The turn begins when the queue is listed, and ends when no node before ours blocks us. In between the place watches what
 the rule names, and lists the queue again after each event that does not prove the end of the turn.
-
-Listings are shared by all contenders of one session. ZooKeeper answers the requests of a connection in their order, so
-a listing that was requested after a node's creation has that node in it (Programmer's Guide, "Consistency Guarantees").
-That holds for every contender of the session, so all that ask before the next write share one ``getChildren``: many
-contenders that join together read a queue of ten thousand once, and not ten thousand times. Only one listing of a long
-queue is requested at a time. Then contenders that join one by one share it too, when a listing takes longer than the
-time between two of them.
 """
 
 from __future__ import annotations
@@ -18,30 +11,20 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from django_zklock.zk import node_data, wire
 from django_zklock.zk.background import DeferredLogger
-from django_zklock.zk.queue import (
-    ALL,
-    GRANTED,
-    LEASES,
-    Node,
-    Queue,
-    WatchPlan,
-    parse_name,
-    sort_by_creation,
-    sort_by_sequence,
-)
-from django_zklock.zk.scripts import Once, Reply
+from django_zklock.zk.queue import ALL, GRANTED, LEASES, Queue, WatchPlan
+from django_zklock.zk.scripts import Once, Reply, Request
 
 if TYPE_CHECKING:
-    from django_zklock.zk.contender import Contender
+    from django_zklock.zk.listing import SharedListing
+    from django_zklock.zk.queue import Mark, Rule
     from django_zklock.zk.session import Session
-    from django_zklock.zk.wire import KazooException, ZnodeStat
+    from django_zklock.zk.wire import KazooException
 
 logger = DeferredLogger("django_zklock.contender")
-listing_logger = DeferredLogger("django_zklock.listing")
 
 # Stands for the children of the lock, in place of the name of a node.
 CHILDREN = ""
@@ -74,12 +57,68 @@ class Turn(enum.Enum):
 LEFT = (Turn.NONE, Turn.RELEASED)
 
 
+class ContenderPort(Protocol):
+    """What a place asks its contender, and tells it of what it finds out."""
+
+    session: Session
+    rule: Rule
+    # What each node has as its data.
+    data: bytes
+    # Whether the contender waits for a lock that is taken.
+    wait: bool
+    # What the names of its nodes say about the call, if other calls may be skipped for it.
+    mark: Mark | None
+    # The owner of the first node is to be read when the place waits.
+    wants_holder: bool
+    # The last refusal that passes.
+    refusal: KazooException | None
+    # The transaction that has created the nodes.
+    token: int | None
+
+    @property
+    def redundant_behind(self) -> Mark | None:
+        """What a waiting contender will run if this one, which joins, is to leave for it; ``None`` if it stays."""
+
+    def ask(self, request: Request, use: Reply, /) -> None:
+        """Send ``request`` until there is an answer, and call ``use`` with it."""
+
+    def leave(self, error: Exception | None, /) -> None:
+        """Leave all queues, because of an error that does not pass."""
+
+    def leave_as_taken(self, place: Place, /) -> None:
+        """Leave all queues, because another contender has the lock of ``place``, or waits for it."""
+
+    def delete_stray(self, place: Place, name: str, /) -> None:
+        """Delete a node of our session before ours, unless another contender of the session knows it."""
+
+    def lose(self, reason: str, /) -> None:
+        """Note that the hold is lost: an operator of this process has deleted the node of a place."""
+
+    def on_place_waits(self) -> None:
+        """Nodes before ours block us."""
+
+    def on_place_clear(self, place: Place, /) -> None:
+        """No node before that of ``place`` blocks us."""
+
+    def on_place_lost(self, place: Place, /) -> None:
+        """The node of ``place`` was deleted, and not by us."""
+
+    def on_own_node_watched(self, error: Exception | None, /) -> None:
+        """The node of a clear place is watched, or is not there, or the server refuses for good to read it."""
+
+    def on_data(self, place: Place, data: bytes, /) -> None:
+        """Take what is written in our own node."""
+
+    def on_holder(self, place: Place, holder: Any, error: Exception | None = None, /) -> None:
+        """Take the owner of the first node in the queue."""
+
+
 def _nothing() -> None:
     """Do nothing: the watch is not requested yet."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Watch:
+class PlaceWatch:
     """A watch on our node, on one predecessor, or on the children, from the moment that it is requested."""
 
     place: Place
@@ -106,18 +145,14 @@ class Watch:
 # Thousands may wait in one process.
 @dataclass(slots=True, eq=False, repr=False)
 class Place:
-    """A place in the queue of one lock. Every method runs under the session's monitor.
+    """A place in the queue of one lock. Every method runs under the session's monitor."""
 
-    What the place finds out it tells its contender by ``on_place_clear``, ``on_place_lost``, ``on_holder`` and
-    ``leave``.
-    """
-
-    contender: Contender
+    contender: ContenderPort
     # The path of the lock, and the data of that node.
     path: str
     parent_data: bytes
     # Set when the contender joins.
-    listing: SharedListing = field(init=False)
+    listing: SharedListing[Place] = field(init=False)
     # The name of our node, if there is one.
     node: str | None = None
     turn: Turn = Turn.NONE
@@ -126,7 +161,7 @@ class Place:
     # The owner of the first node in the queue when it was last read.
     holder: node_data.Identity | None = None
     # Never removed: it ends with the node.
-    _own_watch: Watch | None = None
+    _own_watch: PlaceWatch | None = None
     # Our node could not be read the last time.
     _is_unreadable: bool = False
     # What we watch, since the first listing that has made us wait.
@@ -134,7 +169,7 @@ class Place:
     # How many nodes are not yet known to be deleted. It is 0 only if that proves the end of our turn.
     _remaining: int = 1
     # The watches by the name of the node. A watch that is not here any more is void.
-    _watches: dict[str, Watch] = field(default_factory=dict)
+    _watches: dict[str, PlaceWatch] = field(default_factory=dict)
     # The place of our session right before ours, and the one right behind ours; see :meth:`pass_on`.
     _ahead: Place | None = None
     behind: Place | None = None
@@ -153,6 +188,18 @@ class Place:
             return False
         watches = [self._watches.get(node.name) for node in plan.watch]
         return all(watch is not None and watch.session_id is not None for watch in watches)
+
+    # For the listing.
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nodes before ours may block us."""
+        return self.turn is Turn.OPEN
+
+    @property
+    def token(self) -> int | None:
+        """The transaction that has created our node."""
+        return self.contender.token
 
     @property
     def blockers(self) -> tuple[str, ...]:
@@ -216,7 +263,7 @@ class Place:
         """Watch our node, if that is not done, so that the contender learns at once that it is gone."""
         if self._own_watch is None:
             assert self.node is not None
-            self._own_watch = watch = Watch(self, self.node)
+            self._own_watch = watch = PlaceWatch(self, self.node)
             self.contender.ask(watch.request, partial(self.on_watched, watch))
 
     @property
@@ -313,7 +360,7 @@ class Place:
         # deleted. Until then such a call sees T2 wait, and would be skipped for a run that has begun already.
         if self.contender.mark is not None:
             return None
-        ahead: Place | None = self.listing.local.get(last[0].name)
+        ahead = self.listing.local.get(last[0].name)
         if ahead is None or ahead.turn is Turn.NONE or ahead.contender.rule.conflicts != ALL:
             return None
         return ahead
@@ -351,14 +398,14 @@ class Place:
             self._list_soon()
 
     def _watch(self, name: str) -> None:
-        watch = self._watches[name] = Watch(self, name)
+        watch = self._watches[name] = PlaceWatch(self, name)
         self.contender.ask(watch.request, partial(self.on_watched, watch))
 
-    def needs(self, watch: Watch) -> bool:
+    def needs(self, watch: PlaceWatch) -> bool:
         """Whether ``watch`` is not void."""
         return watch is self._own_watch or self._watches.get(watch.name) is watch
 
-    def on_watched(self, watch: Watch, value: Any, error: Exception | None) -> None:
+    def on_watched(self, watch: PlaceWatch, value: Any, error: Exception | None) -> None:
         """Note that the server has set a watch."""
         if not self.needs(watch):
             return
@@ -393,7 +440,7 @@ class Place:
                 if CHILDREN not in self._watches:
                     self._watch(CHILDREN)
 
-    def on_event(self, watch: Watch, *, deleted: bool) -> None:
+    def on_event(self, watch: PlaceWatch, *, deleted: bool) -> None:
         """What is watched has changed, or is ``deleted``."""
         session = self.contender.session
         if watch is self._own_watch:
@@ -499,163 +546,3 @@ class Place:
         self._remaining = 1
         while self._watches:
             self._watches.popitem()[1].remove()
-
-
-# The listings.
-
-# A queue with this number of names or more is long: waiting in it takes longer than a listing.
-LONG = 100
-
-OnQueue = Callable[[Any, "Exception | None"], None]
-"""Takes the queue in its true order, or ``None`` and the error that the server answered."""
-OnHolder = Callable[[Any, "Exception | None"], None]
-"""Takes the owner of a node, or ``None`` if its data does not tell or it cannot be read; or an error that passes."""
-
-
-class AnyOrder(partial[None]):
-    """Is called with the nodes even if their order cannot be known."""
-
-
-class SharedListing:
-    """The listings of the queue at ``path`` for the contenders of one session.
-
-    Every method runs under ``session.monitor``. The callback is called once, or never if the connection is lost before
-    the answer.
-    """
-
-    __slots__ = (
-        "__weakref__", "_holder_requests", "_nodes", "_posted", "_session", "_under_way", "_waiting", "local", "path",
-    )  # fmt: skip
-
-    def __init__(self, session: Session, path: str) -> None:
-        self.path = path
-        # The places of our session in this queue, by the names of their nodes.
-        self.local: dict[str, Any] = {}
-        self._session = session
-        # The requests that have not been sent: for the queue, and for owners.
-        self._waiting: list[OnQueue] = []
-        self._holder_requests: dict[str, list[OnHolder]] = {}
-        self._posted = False
-        # What the answer to the last shared listing is for, as long as that is not answered.
-        self._under_way: list[OnQueue] | None = None
-        # The nodes of the newest listing, because the next one has mostly the same names.
-        self._nodes: dict[str, Node] = {}
-
-    @property
-    def blockers(self) -> tuple[str, ...]:
-        """The paths of the nodes that block the first place of our session that waits; the others are behind it."""
-        waiting = [place for place in self.local.values() if place.turn is Turn.OPEN]
-        return min(waiting, key=lambda place: place.contender.token).blockers if waiting else ()
-
-    def list_queue(self, use: OnQueue) -> None:
-        """Request the queue; that of a lock without a node is empty."""
-        self._waiting.append(use)
-        # A posted call runs last before the write, so requests that are queued until then are sent before it.
-        if not self._posted:
-            self._posted = True
-            self._session.post(self._send)
-
-    def list_in_any_order(self, use: OnQueue) -> None:
-        """Request the nodes of the queue, to look for a name among them."""
-        self.list_queue(AnyOrder(use))
-
-    def watch_queue(self, use: OnQueue, triggered: Callable[[bool], None]) -> Callable[[], None]:
-        """Request the queue, and call ``triggered`` once when it changes. Return what removes the watch."""
-        return self._session.wire.watch(self.path, partial(self._listed, [use], None), triggered, children=True)
-
-    def read_holder(self, name: str, found: OnHolder) -> None:
-        """Read the owner of the node with that name."""
-        self._holder_requests.setdefault(name, []).append(found)
-        if not self._posted:
-            self._posted = True
-            self._session.post(self._send)
-
-    def disconnected(self) -> None:
-        """The connection is lost: what was requested on it is requested again by its contender."""
-        self._waiting, self._holder_requests, self._under_way = [], {}, None
-
-    def _send(self) -> None:
-        self._posted = False
-        if not self._session.connected:
-            return
-        holder_requests, self._holder_requests = self._holder_requests, {}
-        for name, callbacks in holder_requests.items():
-            self._session.wire.get(f"{self.path}/{name}", partial(self._holder_read, callbacks))
-        if self._waiting and not (self._under_way is not None and len(self._nodes) >= LONG):
-            waiting, self._waiting = self._waiting, []
-            self._under_way = waiting
-            self._session.wire.children(self.path, partial(self._listed, waiting, None))
-
-    def _listed(
-        self, uses: list[OnQueue], czxids: dict[str, int] | None, names: list[str] | None, error: KazooException | None
-    ) -> None:
-        if uses is self._under_way:
-            self._under_way = None
-            if self._waiting:
-                self._session.post(self._send)
-        queue = None
-        if error is None or isinstance(error, wire.NoNodeError):
-            known = self._nodes
-            parsed = [(name, known.get(name) or parse_name(name)) for name in names or ()]
-            self._nodes = {name: node for name, node in parsed if node is not None}
-            nodes, is_true = sort_by_sequence(self._nodes.values())
-            if not is_true:
-                self._order_by_creation(nodes, uses, czxids)
-                return
-            queue, error = Queue(nodes), None
-        for use in uses:
-            # An error in one is logged, so that the others are called too.
-            self._session.wire.notify(use, queue, error)
-
-    def _holder_read(
-        self, callbacks: list[OnHolder], value: tuple[bytes, ZnodeStat] | None, error: KazooException | None
-    ) -> None:
-        holder = node_data.decode_identity(value[0]) if value is not None else None
-        refusal = error if error is not None and wire.is_temporary(error) else None
-        for found in callbacks:
-            self._session.wire.notify(found, holder, refusal)
-
-    def _order_by_creation(self, nodes: list[Node], uses: list[OnQueue], known: dict[str, int] | None) -> None:
-        """Call ``uses`` with the queue in its true order, which the sequence numbers do not give.
-
-        The transactions that created the nodes give it, and they are read after the list. If a node is deleted in
-        between, the remaining nodes may never have been the whole queue: a node that is not in the list may have seen
-        the deleted one before ours. So the queue is listed again, and ``known`` has what was read before. A node that
-        only the second list has is behind all nodes of both lists, or is the read node of a client whose write node is
-        deleted; so if it is deleted too, it can be left out.
-        """
-        if known is None:
-            listing_logger.warning("event=sequence_end path=%s consequence=ordered_by_czxid", self.path)
-        czxids = dict(known or {})
-        unread = [node.name for node in nodes if node.name not in czxids]
-        deleted = False
-        refusals: list[KazooException] = []
-
-        def read(name: str, value: tuple[bytes, ZnodeStat] | None, error: KazooException | None) -> None:
-            nonlocal deleted
-            if value is not None:
-                czxids[name] = value[1].czxid
-            elif isinstance(error, wire.NoNodeError):
-                deleted = True
-            elif error is not None:
-                refusals.append(error)
-            # Replies come in the order of the requests, so the last one completes the set.
-            if name == unread[-1]:
-                complete()
-
-        def complete() -> None:
-            if deleted and known is None and not refusals:
-                self._session.wire.children(self.path, partial(self._listed, uses, czxids))
-                return
-            existing = ((node, czxids[node.name]) for node in nodes if node.name in czxids)
-            queue = Queue(nodes if refusals else sort_by_creation(existing))
-            for use in uses:
-                if refusals and not isinstance(use, AnyOrder):
-                    self._session.wire.notify(use, None, refusals[0])
-                else:
-                    self._session.wire.notify(use, queue, None)
-
-        for name in unread:
-            self._session.wire.get(f"{self.path}/{name}", partial(read, name))
-        if not unread:
-            complete()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = DeferredLogger("django_zklock.session")
 
-# A heartbeat comes a little later than the margin of a lease (see wire.exchange) after the one before, on which its
+# A heartbeat comes a little later than the margin of a lease (see wire.lease) after the one before, on which its
 # proof builds. A proof leaves a lease of 0.83 of the session timeout. That is enough for the heartbeat that follows
 # too, so every second one is a proof, and more than a half is left when it is due.
 HEARTBEATS_PER_SESSION = 7
@@ -457,7 +457,7 @@ class Session:
             timer.cancel()
         self._timers.clear()
 
-    # The lease and the heartbeat, on the connection's thread. :class:`.wire.exchange.Lease` says why writes renew it.
+    # The lease and the heartbeat, on the connection's thread. :class:`.wire.lease.Lease` says why writes renew it.
 
     def _beat(self) -> None:
         """Send a request that the leader sees, and behind its answer a write if the lease is needed and short.

@@ -11,7 +11,7 @@ from kazoo.protocol.connection import DELETED_EVENT
 from kazoo.protocol.serialization import CloseInstance
 
 from django_zklock.zk.wire.client import WirePort
-from django_zklock.zk.wire.exchange import NEVER, Lease, Sent
+from django_zklock.zk.wire.lease import NEVER, Lease, Sent
 from django_zklock.zk.wire.requests import SEEN_BY_LEADER, WRITES
 from tests.simulation.link import Handshake, Link, Message, describe, shorten
 from tests.simulation.servers import SESSION_TIMEOUT
@@ -286,7 +286,7 @@ class SimulatedWire(WirePort):
             world.note(link.server.name, self.name, f"{outcome} to {describe(sent.request)}")
         self._seen = max(self._seen, message.zxid)
         is_written = error is None and isinstance(sent.request, WRITES)
-        self.lease.answered(sent.sent, self._received, proof=error is None, written=is_written)
+        self.lease.answered(sent.sent, self._received, seen_by_leader=error is None, written=is_written)
         if sent.request is CloseInstance:
             link.client_is_open = False
             self.link = self._id = None

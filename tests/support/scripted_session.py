@@ -11,8 +11,9 @@ from typing import Any
 from kazoo.protocol.states import ZnodeStat
 
 from django_zklock.zk.contender import ANY_GUID, Contender, State
+from django_zklock.zk.listing import SharedListing
 from django_zklock.zk.node_data import Identity
-from django_zklock.zk.place import LockPath, Place, SharedListing
+from django_zklock.zk.place import LockPath, Place
 from django_zklock.zk.queue import EXCLUSIVE, Kind, Node, Rule, name_prefix, parse_name, sort_by_sequence
 from django_zklock.zk.strays import Strays
 from django_zklock.zk.system import MACHINE
@@ -129,7 +130,7 @@ class Script:
         else:
             self.posted.append(call)
 
-    def listing(self, path: str) -> SharedListing:
+    def listing(self, path: str) -> SharedListing[Place]:
         session: Any = self
         listing = session.shared[path] = session.shared.get(path) or SharedListing(session, path)
         return listing

@@ -15,11 +15,12 @@ from functools import partial
 from django_zklock.exceptions import NotHeld, ZooKeeperUnavailable
 from django_zklock.zk import formatting, node_data, paths, queue, scripts, wire
 from django_zklock.zk.contender import NODE_DELETED
+from django_zklock.zk.listing import SharedListing
 from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.ops import snapshots, trail
 from django_zklock.zk.ops.snapshots import Progress
 from django_zklock.zk.ops.trail import Action
-from django_zklock.zk.place import Place, SharedListing
+from django_zklock.zk.place import Place
 from django_zklock.zk.pool import Pool, pools_of
 from django_zklock.zk.scripts import Request, RequestScript
 from django_zklock.zk.waiting import AutoResetEvent, Deadline
@@ -157,7 +158,7 @@ def _mark_here(pool: Pool, node: str, mark: Callable[[Place], None], deadline: D
     _, lock, name = node.rsplit("/", 2)
     for other in pools_of(pool.tree):
         for session in other.sessions():
-            listing: SharedListing | None = session.shared.get(f"{other.options.root}/{lock}")
+            listing: SharedListing[Place] | None = session.shared.get(f"{other.options.root}/{lock}")
             if listing is not None:
                 marked.append(AutoResetEvent())
                 session.post(partial(_mark_local, listing, name, mark, marked[-1].set))
@@ -165,10 +166,12 @@ def _mark_here(pool: Pool, node: str, mark: Callable[[Place], None], deadline: D
         each.wait(deadline.remaining())
 
 
-def _mark_local(listing: SharedListing, name: str, mark: Callable[[Place], None], done: Callable[[], None]) -> None:
+def _mark_local(
+    listing: SharedListing[Place], name: str, mark: Callable[[Place], None], done: Callable[[], None]
+) -> None:
     # Under the monitor of the session.
     try:
-        place: Place | None = listing.local.get(name)
+        place = listing.local.get(name)
         if place is not None:
             mark(place)
     finally:

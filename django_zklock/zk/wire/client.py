@@ -23,7 +23,7 @@ from kazoo.version import __version__ as kazoo_version
 from django_zklock.zk.background import DeferredLogger, note_end
 from django_zklock.zk.waiting import NOT_STARTABLE, boottime
 from django_zklock.zk.wire.connection import Connection, make_handler
-from django_zklock.zk.wire.exchange import Lease
+from django_zklock.zk.wire.lease import Lease
 from django_zklock.zk.wire.names import describe
 from django_zklock.zk.wire.options import (
     AUTH_REFUSED,

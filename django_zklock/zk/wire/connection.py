@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, ConnectionDropped, SessionExpiredError, ZookeeperError
@@ -24,7 +24,7 @@ from kazoo.protocol.serialization import CloseInstance, Connect, Sync
 from kazoo.retry import ForceRetryError
 
 from django_zklock.zk.waiting import AutoResetEvent, Deadline, boottime, serve
-from django_zklock.zk.wire.exchange import Exchange, StrangeAnswerError, UnsupportedServerError
+from django_zklock.zk.wire.exchange import ConnectionListener, Exchange, StrangeAnswerError, UnsupportedServerError
 from django_zklock.zk.wire.names import Address, Names, describe
 from django_zklock.zk.wire.options import (
     DATA_LOST,
@@ -37,9 +37,6 @@ from django_zklock.zk.wire.options import (
     tls_context,
 )
 from django_zklock.zk.wire.requests import is_temporary
-
-if TYPE_CHECKING:
-    from django_zklock.zk.wire.client import Wire
 
 Poller = Callable[[float], list[tuple[int, int]]]
 """Waits for at most some milliseconds, and returns the descriptors that are ready, each with an event, as ``poll``."""
@@ -70,7 +67,12 @@ class Connection(Exchange):
     """One client's connection: the rounds over its servers, and the handshake with one."""
 
     def __init__(
-        self, client: KazooClient, listener: Wire, sasl_options: dict[str, Any] | None, *, connect_timeout: float
+        self,
+        client: KazooClient,
+        listener: ConnectionListener,
+        sasl_options: dict[str, Any] | None,
+        *,
+        connect_timeout: float,
     ) -> None:
         super().__init__(client, listener, sasl_options=sasl_options)
         self.retry_sleeper.sleep_func = lambda seconds: self.handler.sleep_func(self._within_lease(seconds))

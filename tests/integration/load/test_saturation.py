@@ -89,17 +89,21 @@ def count_grants(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str | None], lis
     waited: list[str | None] = []
     advance, on_line = Place.advance, Place._on_queue
 
+    def state_of(place: Place) -> State:
+        assert isinstance(place.contender, Contender)
+        return place.contender.state
+
     def hear(place: Place) -> None:
-        before = place.contender.state
+        before = state_of(place)
         advance(place)
-        if before is State.WAITING and place.contender.state is State.HELD:
+        if before is State.WAITING and state_of(place) is State.HELD:
             unasked.append(place.node)
             waited.append(place.node)
 
     def read(place: Place, queue: Queue | None, error: Exception | None) -> None:
-        before = place.contender.state
+        before = state_of(place)
         on_line(place, queue, error)
-        if before is State.WAITING and place.contender.state is State.HELD:
+        if before is State.WAITING and state_of(place) is State.HELD:
             waited.append(place.node)
 
     monkeypatch.setattr(Place, "advance", hear)

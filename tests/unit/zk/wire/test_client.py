@@ -34,7 +34,7 @@ from django_zklock.zk.wire import (
     parse_acl,
 )
 from django_zklock.zk.wire.connection import make_handler
-from django_zklock.zk.wire.exchange import NEVER, Sent
+from django_zklock.zk.wire.lease import NEVER, Sent
 from django_zklock.zk.wire.requests import MultiRead
 from django_zklock.zk.wire.watches import RemoveWatches
 from tests.support.threads import Runner
@@ -613,9 +613,10 @@ def test_lease__kinds_of_requests(plugs: Any, root: str, monkeypatch: pytest.Mon
     forwarded: list[Sent] = []
     answered = lease.answered
 
-    def note(sent: Sent, now: float, *, proof: bool, written: bool = False) -> None:
-        forwarded.extend([sent] if proof and sent.before == 1.0 and written is (kind != "sync") else [])
-        answered(sent, now, proof=proof, written=written)
+    def note(sent: Sent, now: float, *, seen_by_leader: bool, written: bool = False) -> None:
+        is_forwarded = seen_by_leader and sent.answered_a_margin_before == 1.0
+        forwarded.extend([sent] if is_forwarded and written is (kind != "sync") else [])
+        answered(sent, now, seen_by_leader=seen_by_leader, written=written)
 
     monkeypatch.setattr(lease, "answered", note)
     monkeypatch.setattr(lease, "forwarded", lambda now: Sent(now, 1.0, 1.0))
@@ -642,7 +643,7 @@ def test_lease__kinds_of_reads(plugs: Any, monkeypatch: pytest.MonkeyPatch, kind
     monkeypatch.setattr(lease, "answered", lambda sent, *_answer, **_facts: recorded.append(sent))
     monkeypatch.setattr(lease, "forwarded", lambda now: Sent(now, 1.0, 1.0))
     assert do(plug, READS[kind], "/") is None
-    assert {(sent.before, sent.proves) for sent in recorded} == {(NEVER, NEVER)}
+    assert {(sent.answered_a_margin_before, sent.known_to_leader) for sent in recorded} == {(NEVER, NEVER)}
 
 
 def test_lease__not_without_an_answer(zookeeper: ZooKeeper, plugs: Any) -> None:

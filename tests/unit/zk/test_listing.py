@@ -9,8 +9,9 @@ import pytest
 from kazoo.exceptions import NoAuthError, NoNodeError, OperationTimeoutError
 
 from django_zklock.zk.contender import Contender, State
+from django_zklock.zk.listing import LONG
 from django_zklock.zk.node_data import Identity
-from django_zklock.zk.place import LONG, LockPath
+from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import READ, WRITE, Kind, Queue, Rule, semaphore
 from tests.support.queued_contenders import node_of
 from tests.support.scripted_session import OTHERS, SESSION, Script, contend, create, data, other, settle, stat

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_zklock.zk.session import ENOUGH, HEARTBEATS_PER_SESSION
-from django_zklock.zk.wire.exchange import CLOCK_SHARE, MARGIN, Lease, Sent
+from django_zklock.zk.wire.lease import CLOCK_SHARE, MARGIN, Lease, Sent
 
 TIMEOUT = 12.0
 LIFE = TIMEOUT * (1 - CLOCK_SHARE)
@@ -22,17 +22,17 @@ GAP = TIMEOUT * MARGIN
 
 def read(lease: Lease, at: float, *, takes: float = 0.01) -> None:
     """Send a request that a follower answers by itself."""
-    lease.answered(Sent(at), at + takes, proof=False)
+    lease.answered(Sent(at), at + takes, seen_by_leader=False)
 
 
 def sync(lease: Lease, at: float, *, refused: bool = False, takes: float = 0.01) -> None:
     """Send a request that the leader answers by itself."""
-    lease.answered(lease.forwarded(at), at + takes, proof=not refused)
+    lease.answered(lease.forwarded(at), at + takes, seen_by_leader=not refused)
 
 
 def write(lease: Lease, at: float, *, refused: bool = False, takes: float = 0.01) -> None:
     """Send a request that a majority accepts."""
-    lease.answered(lease.forwarded(at), at + takes, proof=not refused, written=not refused)
+    lease.answered(lease.forwarded(at), at + takes, seen_by_leader=not refused, written=not refused)
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ def test_proof__both_sent_together(lease: Lease) -> None:
     """A write that leaves together with the request before it proves nothing."""
     read(lease, 2.0)
     first, second = lease.forwarded(2.1 + GAP), lease.forwarded(2.1 + GAP)
-    lease.answered(first, 6.0, proof=True)
-    lease.answered(second, 6.0, proof=True, written=True)
+    lease.answered(first, 6.0, seen_by_leader=True)
+    lease.answered(second, 6.0, seen_by_leader=True, written=True)
     assert lease.end == LIFE
 
 
@@ -162,13 +162,13 @@ def test_moved__by_a_leader_without_followers(lease: Lease) -> None:
 def test_moved__written(lease: Lease) -> None:
     """A write that a majority has accepted proves that it was there when the session came back."""
     lease.connected(TIMEOUT, 8.0, 8.1, moved=True)
-    lease.answered(lease.forwarded(8.2), 8.3, proof=True)
-    lease.answered(Sent(8.2), 8.3, proof=False)
+    lease.answered(lease.forwarded(8.2), 8.3, seen_by_leader=True)
+    lease.answered(Sent(8.2), 8.3, seen_by_leader=False)
     assert lease.end == LIFE
-    lease.answered(lease.forwarded(8.4), 8.5, proof=True, written=True)
+    lease.answered(lease.forwarded(8.4), 8.5, seen_by_leader=True, written=True)
     assert (lease.end, lease.handshake is None) == (8.0 + LIFE, True)
     # Later writes are proofs as any other.
-    lease.answered(lease.forwarded(8.6), 8.7, proof=True, written=True)
+    lease.answered(lease.forwarded(8.6), 8.7, seen_by_leader=True, written=True)
     assert lease.end == 8.0 + LIFE
 
 
@@ -313,7 +313,7 @@ def test_never_longer_than_the_leader_counts(
         world.advance(now)
         answers, world.answers = world.answers, []
         for name in answers:
-            lease.answered(pending.pop(name), now, proof=True, written=name.startswith("write"))
+            lease.answered(pending.pop(name), now, seen_by_leader=True, written=name.startswith("write"))
             if "behind" not in name:
                 second = f"{chance.choice(['sync', 'write'])} behind {name}"
                 pending[second] = lease.forwarded(now)
@@ -327,5 +327,5 @@ def test_never_longer_than_the_leader_counts(
             # A read, which each server answers by itself. One session's answers come in order.
             world.touched = True
             world.last_touch = now if leads else world.last_touch
-            lease.answered(Sent(now), now, proof=False)
+            lease.answered(Sent(now), now, seen_by_leader=False)
         assert lease.end <= world.session_end
