@@ -10,7 +10,7 @@ from celery.app import app_or_default
 from celery.app.trace import task_has_custom
 
 from django_zklock.contrib.celery.gate.gate import is_wanted
-from django_zklock.contrib.celery.internals import VISIBILITY_TIMEOUT
+from django_zklock.contrib.celery.internals.delivery import VISIBILITY_TIMEOUT
 from django_zklock.contrib.celery.retry import RetryLater
 from django_zklock.contrib.celery.tasks import hidden_lock, outermost_lock
 from django_zklock.doctor.finding import Examination, Finding

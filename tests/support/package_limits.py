@@ -19,13 +19,13 @@ LIMITS = {
     "django_zklock.zk.held": {"REASON_TIMEOUT": 2.0},
 }
 LIMITS_WITH_CELERY = {
-    "django_zklock.contrib.celery.internals": {"CONFIRM_TIMEOUT": 5.0},
+    "django_zklock.contrib.celery.internals.sending": {"CONFIRM_TIMEOUT": 5.0},
     "django_zklock.doctor.celery": {"ANSWER_TIMEOUT": 2.0, "BROKER_TIMEOUT": 10.0},
 }
 # Of these a worker makes use.
 LIMITS_OF_WORKERS = {
     name: {**LIMITS, **LIMITS_WITH_CELERY}[name]
-    for name in ("django_zklock.contrib.celery.internals", "django_zklock.zk.acquire", "django_zklock.zk.held")
+    for name in ("django_zklock.contrib.celery.internals.sending", "django_zklock.zk.acquire", "django_zklock.zk.held")
 }
 
 

@@ -28,7 +28,7 @@ from kombu.exceptions import OperationalError
 from django_zklock import signals
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.connections import connections
-from django_zklock.contrib.celery import internals
+from django_zklock.contrib.celery.internals.scheduler import plan_again, store_schedule
 from django_zklock.exceptions import LockLost, ZkLockError
 from django_zklock.zk import owners, paths, scripts
 from django_zklock.zk.acquire import Acquisition
@@ -193,7 +193,7 @@ class ClaimingSchedulerMixin(Scheduler):
         """Claim a due entry. It is not due if it was sent, or if it cannot be claimed now."""
         if self._load_last_run(entry):
             # The heap has the entry at its old due time. In early versions of Celery it would keep back all others.
-            internals.plan_again(self)
+            plan_again(self)
             return schedstate(False, 0.0)
         verdict = super().is_due(entry)
         if not verdict[0]:
@@ -289,8 +289,8 @@ class ClaimingSchedulerMixin(Scheduler):
             model.no_changes = True
             cast("Any", entry).save()
         self.schedule[name] = entry
-        internals.plan_again(self)
-        internals.store(self)
+        plan_again(self)
+        store_schedule(self)
 
 
 def connect_once(connection: Connection) -> Any:
@@ -347,7 +347,7 @@ class LeaderScheduler(Scheduler):
                 self._event.wait(min(delay, cast("int", self.max_interval)))
                 if self._scheduler is not None and self._scheduler.should_sync():
                     # Celery's loop does this after it has slept.
-                    internals.store(self._scheduler)
+                    store_schedule(self._scheduler)
         except OperationalError as error:
             # Another beat may reach the broker. Due entries are not claimed, so the next leader sends them.
             if not self._broker_is_away:

@@ -11,8 +11,9 @@ from typing import Any
 from celery.exceptions import Retry
 
 from django_zklock.conflict import Conflict
-from django_zklock.contrib.celery import headers, internals
+from django_zklock.contrib.celery import headers
 from django_zklock.contrib.celery.headers import CONFLICTS, OUTAGES
+from django_zklock.contrib.celery.internals import sending
 from django_zklock.contrib.celery.tasks import running_task
 from django_zklock.exceptions import LockConflict, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk.waiting import seconds
@@ -59,7 +60,7 @@ class RetryLater:
         count, waited = budget.read(carried, request.retries)
         if count:
             waited += conflict.elapsed
-        shortest = internals.shortest_delay(task.app)
+        shortest = sending.shortest_delay(task.app)
         # Twice the shortest one at least: half of it may be left, and two tasks must not come back together.
         longest = max(min(self.max_delay, self.delay * 2.0 ** min(count, 30)), 2 * shortest)
         countdown = longest * random.uniform(0.5, 1.0)  # noqa: S311
@@ -72,11 +73,11 @@ class RetryLater:
             # ZooKeeper has answered, so the outage is over.
             carried = {name: value for name, value in carried.items() if name not in OUTAGES}
         carried |= {headers.TASK: request.id, **budget.write(request.retries, count + 1, waited, countdown)}
-        again = internals.signature_again(task, request, countdown=countdown, headers=carried)
+        again = sending.signature_again(task, request, countdown=countdown, headers=carried)
         # No child of this request. With the result of a child the request would be garbage in a cycle, and Celery's
         # result uses the network when it is finalized: in the garbage collector, at any line of any greenlet.
         # The message of this delivery may be acknowledged, so a broker that refuses the next one fails the task.
-        with internals.confirming_producer(task.app) as producer:
+        with sending.confirming_producer(task.app) as producer:
             again.apply_async(add_to_parent=False, producer=producer)
         logger.info(
             "event=retry_later key=%r task=%s id=%s reason=%s count=%d countdown=%.1f holder=%s",

@@ -21,7 +21,19 @@ from django.db import connections as databases
 from django.utils.functional import Promise
 
 from django_zklock.api import resolvers
-from django_zklock.contrib.celery import internals
+from django_zklock.contrib.celery.internals.tasks import (
+    autoretry_options,
+    body_attribute,
+    current_request,
+    current_task,
+    delivered_task,
+    finalized_apps,
+    has_autoretry,
+    on_app_finalize,
+    registered,
+    when_evaluated,
+    wraps_for_pydantic,
+)
 from django_zklock.exceptions import LockConflict, LockTimeout, ZkLockError
 from django_zklock.key_template import signature_of
 from django_zklock.locked_call import LockedCall, key_through, locked_call_of
@@ -67,10 +79,10 @@ def lock_task(target: Any, wrap: Wrap) -> Any:
     lock = _lock_once(wrap)
     if type(target) is PromiseProxy:
         # Made by `@app.task`: evaluated when its app is finalized, or now if the app is.
-        internals.when_evaluated(target, lambda: lock(maybe_evaluate(target)))
+        when_evaluated(target, lambda: lock(maybe_evaluate(target)))
     elif not issubclass(type(target), Proxy):
         # An agent may have put a proxy in the task's place.
-        lock(target if issubclass(type(target), Task) else internals.registered(target))
+        lock(target if issubclass(type(target), Task) else registered(target))
 
     # Celery's decorators make one task in each app: now in finalized apps, later in the others. The proxy of
     # `@shared_task` looks up the task of the current app. At the end of an app's finalization its task exists.
@@ -79,11 +91,11 @@ def lock_task(target: Any, wrap: Wrap) -> Any:
         if task is not None and _user_function(task) is _user_function(target):
             lock(task)
 
-    internals.on_app_finalize(_on_finalize)
+    on_app_finalize(_on_finalize)
     _decorators.append(lock_in)
     if type(target) is Proxy:
         # Made by `@shared_task`, the only decorator that adds tasks to finalized apps.
-        for app in internals.finalized_apps():
+        for app in finalized_apps():
             lock_in(app)
     return target
 
@@ -136,7 +148,7 @@ def _lock_once(wrap: Wrap) -> Callable[[Any], None]:
             _refuse_calls(task)
             return
         # Inside of autoretry's wrapper: the lock must be free before the task is sent again.
-        name = internals.body_attribute(task)
+        name = body_attribute(task)
         body, own = task_body(task)
         # `bind=True`: the key may be made from the task too.
         setattr(task, name, types.MethodType(wrap(body), *own) if own else wrap(body))
@@ -215,10 +227,10 @@ def _has_lazy_text(value: Any) -> bool:
 
 def running_task() -> Any:
     """Return the task that a worker runs here; ``None`` in a direct call, and in eager mode."""
-    task = internals.current_task()
+    task = current_task()
     if task is None or task.request.called_directly or task.request.is_eager:
         return None
-    return internals.registered(task)
+    return registered(task)
 
 
 def outermost_lock(task: Any) -> tuple[LockedCall | None, tuple[Any, ...]]:
@@ -237,7 +249,7 @@ def message_key(call: LockedCall, request: Any, own: tuple[Any, ...]) -> Any:
     """Return the key of ``call``, the lock of the task of ``request``, in the worker's main process."""
     before = {each.alias for each in databases.all(initialized_only=True) if each.connection is not None}
     try:
-        with internals.current_request(request) if own else nullcontext():
+        with current_request(request) if own else nullcontext():
             return call.key((*own, *request.args), dict(request.kwargs))
     finally:
         # If the key callable has queried the database, the children must not inherit the connection.
@@ -249,7 +261,7 @@ def message_key(call: LockedCall, request: Any, own: tuple[Any, ...]) -> Any:
 def hidden_lock(task: Any) -> tuple[LockedCall | None, str]:
     """Return the lock that the body of ``task`` takes below a decorator of another kind, and the decorator's name."""
     body, _own = task_body(task)
-    wrappers = [each for each in _wrappers(body) if not internals.wraps_for_pydantic(each)]
+    wrappers = [each for each in _wrappers(body) if not wraps_for_pydantic(each)]
     call = next((call for each in wrappers if (call := locked_call_of(each)) is not None), None)
     code = getattr(wrappers[0], "__code__", None)
     if code is None:
@@ -260,14 +272,14 @@ def hidden_lock(task: Any) -> tuple[LockedCall | None, str]:
 
 def task_body(task: Any) -> tuple[Any, tuple[Any, ...]]:
     """Return the function that ``task`` runs, without autoretry's wrapper, and the arguments that it is bound to."""
-    body = getattr(task, internals.body_attribute(task))
+    body = getattr(task, body_attribute(task))
     return (body.__func__, (body.__self__,)) if isinstance(body, types.MethodType) else (body, ())
 
 
 def locked_call_in(body: Any) -> tuple[LockedCall | None, bool]:
     """Return the locked call that ``body`` is, and whether Celery converts the arguments (``pydantic=True``)."""
     call = locked_call_of(body)
-    if call is None and internals.wraps_for_pydantic(body):
+    if call is None and wraps_for_pydantic(body):
         return locked_call_of(body.__wrapped__), True
     return call, False
 
@@ -285,8 +297,8 @@ def current_task_work() -> Work | None:
     It is the one that the worker was given: only that one has an id that is the same in its next delivery, and an
     operator can end it. Its body may have called another task, or applied one.
     """
-    task = internals.current_task()
-    found = internals.delivered_task() or (None if task is None else (task, task.request))
+    task = current_task()
+    found = delivered_task() or (None if task is None else (task, task.request))
     if found is None or not found[1].id:
         return None
     task, request = found
@@ -306,7 +318,7 @@ def install() -> None:
     """Register the resolver of the holder once, and exclude conflicts from the retries of tasks."""
     if current_task_work not in resolvers:
         resolvers.append(current_task_work)
-    internals.on_app_finalize(_on_finalize)
+    on_app_finalize(_on_finalize)
     task_prerun.connect(_exclude_from_autoretry, dispatch_uid="django_zklock.task", weak=False)
 
 
@@ -316,11 +328,11 @@ def _exclude_from_autoretry(sender: Any, **_facts: Any) -> None:
     ``autoretry_for=(Exception,)`` means failed attempts. A conflict is not a failed attempt, and must not use up the
     retries.
     """
-    task = internals.registered(sender)
-    if not internals.has_autoretry(task):
+    task = registered(sender)
+    if not has_autoretry(task):
         return
     # Celery reads these options once, when it makes the task: before a lock is put above it.
-    run, options = internals.autoretry_options(_wrappers(task.run))
+    run, options = autoretry_options(_wrappers(task.run))
     if not {"autoretry_for", "dont_autoretry_for"} <= options.keys():
         logger.warning("event=autoretry_unknown task=%s consequence=conflicts_are_retried", task.name)
         return

@@ -15,8 +15,9 @@ from kombu import Exchange, Queue
 
 from django_zklock import LockConflict, ZooKeeperUnavailable
 from django_zklock.conflict import Conflict
-from django_zklock.contrib.celery import RetryLater, internals, retry
+from django_zklock.contrib.celery import RetryLater, retry
 from django_zklock.contrib.celery.headers import CONFLICTS, OUTAGES, TASK
+from django_zklock.contrib.celery.internals import sending
 from django_zklock.testing import ZooKeeperServer
 from tests.support.timing import scaled
 from tests.support.tree_reader import wait_until
@@ -119,7 +120,7 @@ class Delivery:
 def delivery(monkeypatch: pytest.MonkeyPatch) -> Delivery:
     delivery = Delivery()
     monkeypatch.setattr(retry, "running_task", lambda: delivery)
-    monkeypatch.setattr(internals, "confirming_producer", lambda _app: nullcontext())
+    monkeypatch.setattr(sending, "confirming_producer", lambda _app: nullcontext())
     return delivery
 
 
@@ -307,12 +308,3 @@ def test_queue__others_are_bound(delivery: Delivery, kind: str, routing_key: str
     delivery.options = {"queue": "bills"}
     delivery.meet(RetryLater(), "conflict")
     assert delivery.options["queue"].exchange.name == ""
-
-
-@pytest.mark.parametrize(("bound", "sent", "is_for"), [
-    ("a.#", "a", True), ("a.#", "a.b.c", True), ("a.*", "a", False), ("a.*", "a.b.c", False), ("#", "", True),
-    ("#.c", "a.b.c", True), ("a.b", "a.b", True), ("a.b", "axb", False), ("a.*.c", "a.b.c", True),
-])  # fmt: skip
-def test_queue__pattern(bound: str, sent: str, is_for: bool) -> None:
-    """The words of a topic exchange are those of RabbitMQ."""
-    assert internals._is_for(Queue("q", Exchange("x", type="topic"), routing_key=bound), sent) is is_for

@@ -20,7 +20,7 @@ from celery.signals import task_received
 from celery.worker.request import Request
 
 from django_zklock import locked_call
-from django_zklock.contrib.celery import headers, internals
+from django_zklock.contrib.celery import headers
 from django_zklock.contrib.celery.gate import child
 from django_zklock.contrib.celery.gate.attempt import CHECK_INTERVAL
 from django_zklock.contrib.celery.gate.child_watcher import ChildWatcher
@@ -30,6 +30,7 @@ from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Scoreboard
 from django_zklock.contrib.celery.gate.slots import Slots
 from django_zklock.contrib.celery.gate.states import ASKING, BEFORE_DECISION, IN_POOL, Effect, Phase, Verdict
 from django_zklock.contrib.celery.gate.ticket import HEADER
+from django_zklock.contrib.celery.internals import delivery, messages, pool, sending, worker
 from django_zklock.contrib.celery.tasks import message_key, outermost_lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.waiting import monotonic
@@ -53,7 +54,7 @@ class Gate:
         self.consumer = consumer
         self.loop = Loop(has_hub=bool(consumer.hub))
         # Whether tasks run in child processes.
-        self.forks = internals.is_prefork(consumer.pool)
+        self.forks = pool.is_prefork(consumer.pool)
         self.scoreboard = Scoreboard()
         self.child_watcher = ChildWatcher(self.on_body_ended, self._on_child_exit)
         # Called where the body runs, when it has ended.
@@ -61,7 +62,7 @@ class Gate:
         self.pid = os.getpid()
         # Names this process in tickets, and is known to no other but its children.
         self.origin = secrets.token_hex(8)
-        self.window = internals.PrefetchWindow(lambda: min(len(self.outside_window), self.max_parked))
+        self.window = delivery.PrefetchWindow(lambda: min(len(self.outside_window), self.max_parked))
         parked = consumer.app.conf.get("zklock_gate_max_parked")
         self.max_parked = MAX_PARKED if parked is None else max(0, int(parked))
         # Events that should not happen, by name.
@@ -100,13 +101,13 @@ class Gate:
             self.loop.post(partial(self.slots.queue, locked))
             # A countdown ends in the thread of the timer, which has others to end.
             if threading.get_ident() == self._consumer_thread:
-                internals.await_room(self.consumer)
+                delivery.await_room(self.consumer)
 
     def start(self) -> None:
         """Use a new connection to the broker, for which Celery has made its counter of the prefetch window."""
         self._consumer_thread = threading.get_ident()
         self.window.attach(self.consumer.qos)
-        internals.restore_in_order(self.consumer)
+        delivery.restore_in_order(self.consumer)
 
     def stop(self) -> None:
         """End all requests whose tasks do not run, and those that Celery has dropped: they are delivered again."""
@@ -115,7 +116,7 @@ class Gate:
         for request in list(self.requests.values()):
             request.leave()
             request.guarded(request.reconcile)
-        if internals.is_ending(self.consumer.controller):
+        if worker.is_ending(self.consumer.controller):
             # The last tasks run, and Celery's loop does not.
             self.loop.detach()
 
@@ -152,7 +153,7 @@ class Gate:
                 id=request.id,
                 worker=self.consumer.hostname,
                 child=0 if self.forks else None,
-                time_limit=internals.time_limit(request, self.consumer.controller),
+                time_limit=worker.time_limit(request, self.consumer.controller),
             )
             # Celery discards a task that expires at that time, also while it waits here.
             lock = call.lock(key, lambda: work, may_expire=request.expires is not None)
@@ -259,7 +260,7 @@ class Gate:
         those that Celery lets this worker keep, so it does not go back again and again while all workers are full. What
         waits behind it for the same lock follows it, so that it is not overtaken here.
         """
-        kept, requests = internals.own_prefetch_count(self.consumer), list(self.requests.values())
+        kept, requests = delivery.own_prefetch_count(self.consumer), list(self.requests.values())
         ready = sorted((each for each in requests if each.waits_for_slot), key=lambda each: each.moved)
         # A refusal is made, whichever worker carries it out.
         spare = (
@@ -277,19 +278,19 @@ class Gate:
         """Let the broker deliver ``request`` again, at the end of its queue or where it was; it waits ``rest`` more."""
         self.counts["given_back"] += 1
         more = headers.with_rest(attempt[0], attempt[1], rest) if rest is not None else {}
-        is_published = more or internals.is_better_published(self.consumer, request)
-        queue = internals.queue_of(self.consumer, request) if is_published else None
+        is_published = more or messages.is_better_published(self.consumer, request)
+        queue = messages.queue_of(self.consumer, request) if is_published else None
         if queue is not None and monotonic() >= self._publishes_from:
             try:
-                self._confirming = self._confirming or internals.confirming_connection(self.consumer.connection)
-                internals.publish_again(request, queue, more, self._confirming)
+                self._confirming = self._confirming or sending.confirming_connection(self.consumer.connection)
+                messages.publish_again(request, queue, more, self._confirming)
                 return
             except Exception as error:  # noqa: BLE001 - the broker's, of many kinds
                 logger.warning("event=not_published task=%s error=%r consequence=rejected", request.id, error)
                 # A broker that does not answer must not keep Celery's loop from its heartbeats, once for each message.
                 self._publishes_from = monotonic() + PUBLISH_PAUSE
         self.keep_rest(attempt, rest)
-        internals.give_back(request)
+        messages.give_back(request)
 
     def keep_rest(self, attempt: tuple[Any, ...], rest: float | None) -> None:
         """Keep the ``rest`` of a timeout, in seconds, for the next delivery of the same message."""
@@ -311,7 +312,7 @@ class Gate:
         """Seconds after its delivery when a message goes back to the broker, unless its task runs."""
         chosen = self.consumer.app.conf.get("zklock_gate_max_wait")
         # The other half is for the task itself, which may be acknowledged late.
-        return float(chosen) if chosen is not None else internals.visibility_timeout(self.consumer) / 2
+        return float(chosen) if chosen is not None else delivery.visibility_timeout(self.consumer) / 2
 
     @property
     def sends_events(self) -> bool:
@@ -325,7 +326,7 @@ class Gate:
         # Celery has its own names for the facts that every event has.
         facts["uuid"], facts["child"] = facts.pop("id"), facts.pop("pid")
         try:
-            internals.send_event(self.consumer.event_dispatcher, f"zklock-{what}", **facts)
+            worker.send_event(self.consumer.event_dispatcher, f"zklock-{what}", **facts)
         except Exception:
             # The connection for events may be the one that was lost; tasks do not depend on it.
             logger.exception("event=event_not_sent what=%s task=%s", what, facts["uuid"])
@@ -357,7 +358,7 @@ class GateStep(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def include_if(self, consumer: Any) -> bool:
-        if not is_wanted(consumer.app) or internals.can_have_gate(consumer.pool):
+        if not is_wanted(consumer.app) or pool.can_have_gate(consumer.pool):
             return is_wanted(consumer.app)
         logger.info("event=no_gate pool=%s consequence=tasks_wait_in_their_slots", type(consumer.pool).__module__)
         return False
@@ -367,7 +368,7 @@ class GateStep(bootsteps.StartStopStep):
         # `celery inspect` finds it there.
         gate = consumer.zklock_gate = Gate(consumer)
         child.gates[gate.origin] = gate
-        internals.put_into(consumer, on_request=gate.on_request, stop_soon=gate.stop_soon)
+        worker.put_into(consumer, on_request=gate.on_request, stop_soon=gate.stop_soon)
         return gate
 
     def shutdown(self, _consumer: Any) -> None:

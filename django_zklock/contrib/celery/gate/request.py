@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from celery.worker.request import Request
 
-from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate.acquisition import GateAcquisition
 from django_zklock.contrib.celery.gate.child_watcher import ChildWatcher
 from django_zklock.contrib.celery.gate.loop import Loop
@@ -34,6 +33,7 @@ from django_zklock.contrib.celery.gate.states import (
     meant,
 )
 from django_zklock.contrib.celery.headers import CONFLICTS, OUTAGES
+from django_zklock.contrib.celery.internals import pool
 from django_zklock.exceptions import ZkLockError
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.lock import Lock
@@ -183,7 +183,7 @@ class RequestRecord:
         if self.cell is not None:
             self.cell.close()
         # Without this only the garbage collector frees both.
-        internals.drop_callbacks(self.request)
+        pool.drop_callbacks(self.request)
 
     def leave(self, *, wait: bool = True) -> bool:
         """End the request unless the pool has it; ``False`` if another thread is at work on it, without ``wait``."""

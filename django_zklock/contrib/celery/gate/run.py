@@ -13,13 +13,14 @@ from celery.exceptions import TaskRevokedError
 from celery.worker.request import Request
 
 from django_zklock import signals
-from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate.attempt import AskingRequest
 from django_zklock.contrib.celery.gate.child_note import DELAY, ChildNote, ended_child_failure
 from django_zklock.contrib.celery.gate.request import Workplace
 from django_zklock.contrib.celery.gate.scoreboard import HoldState, ParentCell
 from django_zklock.contrib.celery.gate.states import IN_POOL, RUN_GRANTED, UNCLAIMED, Effect, Event, Phase, Verdict
 from django_zklock.contrib.celery.gate.ticket import HEADER, Ticket
+from django_zklock.contrib.celery.internals import pool, worker
+from django_zklock.contrib.celery.internals.tasks import keep_headers
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.contender import Contender
 from django_zklock.zk.lock import Lock
@@ -46,7 +47,7 @@ class GateRequest(AskingRequest):
         super().__init__(gate, request, call, lock)
         self._kills_child = call.on_lost == "terminate"
         self._note: ChildNote | None = None
-        self._callbacks = internals.take_callbacks(request, self)
+        self._callbacks = pool.take_callbacks(request, self)
 
     def _on_change(self) -> None:
         super()._on_change()
@@ -65,7 +66,7 @@ class GateRequest(AskingRequest):
                 except IndexError:
                     effects = self._fall_back(Event.UNSERVED, logger.error, "event=scoreboard_full")
             if self.verdict is not Verdict.IN_SLOT or self.deadline is not None:
-                internals.keep_headers(self.request.request_dict)
+                keep_headers(self.request.request_dict)
                 self.request.request_dict[HEADER] = self._ticket(self.attempt.contender)
             effects += self.happen(Event.SUBMITTED)
         try:
@@ -193,7 +194,7 @@ class GateRequest(AskingRequest):
             # thread or greenlet does not, and the pool reports no end.
             if not self.gate.forks:
                 # Celery would count its slot as one that is used.
-                internals.forget(self.request)
+                worker.count_as_ended(self.request)
                 self.over()
             raise
 
@@ -288,7 +289,7 @@ class GateRequest(AskingRequest):
         """Check for revocation, expiry, age, and for a run that Celery has dropped."""
         if self.phase in IN_POOL:
             self.reconcile()
-            if self.pid is None and internals.starts_children(self.gate.consumer.pool):
+            if self.pid is None and pool.starts_children(self.gate.consumer.pool):
                 # The child that will run the task has yet to start.
                 self.moved = now
         elif self.phase is not Phase.OVER and self.request.revoked():
@@ -309,12 +310,12 @@ class GateRequest(AskingRequest):
         """End a run that Celery has dropped, unless a body runs under the hold: then the body's end ends it."""
         if self.phase not in IN_POOL or not self.gate.forks:
             return
-        if not internals.has_lost_job(self.gate.consumer.pool, self.request):
+        if not pool.has_lost_job(self.gate.consumer.pool, self.request):
             return
         if self.phase is Phase.RELEASED:
             # The body has ended. Before Celery 5.7 a pool that has lost the broker does not report it.
             self.over()
-        elif not internals.is_active(self.request):
+        elif not worker.is_active(self.request):
             with self._changing:
                 if self.phase is not Phase.SUBMITTED or (self.verdict is Verdict.GRANTED and not self._withdraw()):
                     return
@@ -332,7 +333,7 @@ class GateRequest(AskingRequest):
             return
         # Tasks in threads and greenlets have no process of their own.
         child = 0 if self.pid is None else self.pid if self._is_watched else None
-        forgotten = bool(child) and internals.is_forgotten(self.request)
+        forgotten = bool(child) and worker.is_forgotten(self.request)
         # A note that is wrong by now is replaced at once.
         if now - self.moved <= DELAY and note is None and not forgotten:
             return

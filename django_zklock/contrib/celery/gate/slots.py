@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate.run import GateRequest
 from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS
 from django_zklock.contrib.celery.gate.states import Phase
+from django_zklock.contrib.celery.internals.slots import slots_of
 from django_zklock.zk.waiting import monotonic
 
 # Requests ask ahead of their turn if each slot, on average, got free twice in as many seconds.
@@ -36,7 +36,7 @@ class Slots:
         # Those that are DECIDED, by `hold_id`, in that order.
         self._decided = decided
         self._start_checks = start_checks
-        self.pool = internals.slots_of(controller, lambda: self.in_hand)
+        self.pool = slots_of(controller, lambda: self.in_hand)
         # Those that have had their turn, and for which a slot is kept while they are JOINING.
         self._asking: list[GateRequest] = []
         # When the last turns came that were of use (monotonic clock).

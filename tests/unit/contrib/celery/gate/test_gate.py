@@ -15,8 +15,9 @@ from celery import Celery
 from celery.concurrency.thread import TaskPool
 from celery.worker.consumer import Consumer
 
-from django_zklock.contrib.celery import headers, internals
+from django_zklock.contrib.celery import headers
 from django_zklock.contrib.celery.gate.gate import Gate, install
+from django_zklock.contrib.celery.internals import delivery, messages, sending
 from tests.support.tree_reader import wait_until
 from tests.toolbox.processes.status import identity, open_files
 from tests.unit.contrib.celery.gate.workplace import Workplace
@@ -87,7 +88,7 @@ def test_request__without_an_event_loop(is_countdown: bool, monkeypatch: pytest.
     gate: Any = Gate.__new__(Gate)
     gate.requests, gate.consumer, gate.loop = {}, SimpleNamespace(hub=None), SimpleNamespace(post=posted.append)
     gate.slots = SimpleNamespace(queue=lambda _request: entered.append("enter"))
-    monkeypatch.setattr(internals, "await_room", lambda _consumer: entered.append("room"))
+    monkeypatch.setattr(delivery, "await_room", lambda _consumer: entered.append("room"))
     monkeypatch.setattr(gate, "_locked_request", lambda _request: locked)
     gate._consumer_thread = 0 if is_countdown else threading.get_ident()
     gate.on_request(SimpleNamespace(id="a", request_dict={}))
@@ -107,10 +108,10 @@ def test_back__broker_does_not_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
         tried.append(request.id)
         raise TimeoutError
 
-    monkeypatch.setattr(internals, "queue_of", lambda *_: "queue")
-    monkeypatch.setattr(internals, "publish_again", fail)
-    monkeypatch.setattr(internals, "confirming_connection", lambda _connection: None)
-    monkeypatch.setattr(internals, "give_back", lambda request: rejected.append(request.id))
+    monkeypatch.setattr(messages, "queue_of", lambda *_: "queue")
+    monkeypatch.setattr(messages, "publish_again", fail)
+    monkeypatch.setattr(sending, "confirming_connection", lambda _connection: None)
+    monkeypatch.setattr(messages, "give_back", lambda request: rejected.append(request.id))
     gate = Workplace().gate
     for name in ("first", "second"):
         request: Any = SimpleNamespace(id=name, message=SimpleNamespace(headers={}))

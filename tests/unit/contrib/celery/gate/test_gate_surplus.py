@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate.run import MAX_READY
 from django_zklock.contrib.celery.gate.states import Phase, Verdict
+from django_zklock.contrib.celery.internals import messages
+from django_zklock.contrib.celery.internals import worker as celery_worker
 from django_zklock.zk.waiting import monotonic
 from tests.unit.contrib.celery.gate.workplace import Workplace, put
 
@@ -24,8 +25,8 @@ class Full(Workplace):
         super().__init__(forks=forks)
         self.gate.consumer.initial_prefetch_count = kept
         self.given_back: list[str] = []
-        monkeypatch.setattr(internals, "is_better_published", lambda *_: False)
-        monkeypatch.setattr(internals, "give_back", lambda request: self.given_back.append(request.id))
+        monkeypatch.setattr(messages, "is_better_published", lambda *_: False)
+        monkeypatch.setattr(messages, "give_back", lambda request: self.given_back.append(request.id))
 
     def put(self, name: str, phase: Phase, verdict: Verdict, *, key: str | None = None, **facts: Any) -> Any:
         """Add a request with a key of its own that has come to ``phase`` a while ago, after another contender."""
@@ -111,7 +112,7 @@ def test_surplus__in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Full(monkeypatch, forks=False)
     begun: list[str] = []
     forgotten: list[str] = []
-    monkeypatch.setattr(internals, "forget", lambda request: forgotten.append(request.id))
+    monkeypatch.setattr(celery_worker, "count_as_ended", lambda request: forgotten.append(request.id))
     requests = [worker.put(f"r{number}", Phase.SUBMITTED, Verdict.GRANTED) for number in range(4)]
     for each in requests:
         each._callbacks["on_accepted"] = lambda _pid, _when, each=each: begun.append(each.request.id)

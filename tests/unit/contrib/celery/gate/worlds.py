@@ -16,11 +16,11 @@ from typing import Any
 from billiard.exceptions import WorkerLostError
 from celery.exceptions import TaskRevokedError
 
-from django_zklock.contrib.celery import internals
 from django_zklock.contrib.celery.gate import attempt, gate, request, run, slots
 from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Cell, Scoreboard
 from django_zklock.contrib.celery.gate.states import STEPS, Effect, Event, Pair, Phase
 from django_zklock.contrib.celery.gate.ticket import HEADER
+from django_zklock.contrib.celery.internals import messages
 from django_zklock.exceptions import LockConflict
 from tests.unit.contrib.celery.gate.workplace import Session, Workplace
 
@@ -498,8 +498,8 @@ def explore(faults: tuple[str, ...], size: int, patch: Callable[[object, str, ob
     patch(attempt, "GateAcquisition", lambda _lock, _timeout, on_change, **_facts: Asked(world, on_change))
     patch(run, "ChildNote", lambda _contender, facts: SimpleNamespace(facts=facts, is_cancelled=False))
     patch(run.logger, "disabled", True)
-    patch(internals, "give_back", lambda made: made.note("returned"))
-    patch(internals, "is_better_published", lambda *_: False)
+    patch(messages, "give_back", lambda made: made.note("returned"))
+    patch(messages, "is_better_published", lambda *_: False)
     happen = request.RequestRecord.happen
 
     def note(locked: Any, event: Event) -> tuple[Effect, ...]:
