@@ -198,18 +198,18 @@ class LockedCall:
             held.in_block = True
         body = functools.partial(self.function, *args, **kwargs)
         if self.atomic is None:
-            result = self._watch(held, body)
+            result = self._run_while_held(held, body)
             unfinished.check(result, self.function)
             return result
         with transaction.atomic(self.atomic, durable=True):
             # The commit is not watched: an exception in the middle of it would leave the connection in disorder.
-            result = self._watch(held, body)
+            result = self._run_while_held(held, body)
             unfinished.check(result, self.function)
             if held is not None and self.on_lost != "ignore":
                 held.check()
             return result
 
-    def _watch(self, held: Held | None, body: Callable[[], Any]) -> Any:
+    def _run_while_held(self, held: Held | None, body: Callable[[], Any]) -> Any:
         """Call the body, which is ended when the lock is lost, if ``on_lost`` says so."""
         if held is None or self.on_lost in {"raise", "ignore"}:
             return body()

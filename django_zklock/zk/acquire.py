@@ -177,7 +177,7 @@ class Acquisition:
             return True
         if contender.error is not None:
             raise self._refused(contender.error) from contender.session.start_failure or contender.error
-        if contender.refused_busy and self._may_be_taken:
+        if contender.is_taken and self._may_be_taken:
             self.is_waiting = False
             contender.forget_caller()
             return True
@@ -213,9 +213,9 @@ class Acquisition:
             if contender.holder_reads != self._holder_reads:
                 raise self._timed_out()
             if now >= self._holder_deadline:
-                is_known = contender.refused_busy or self._waits_surely or self._has_received
+                is_known = contender.is_taken or self._waits_surely or self._has_received
                 raise self._timed_out() if is_known else self._unanswered()
-        elif contender.refused_busy:
+        elif contender.is_taken:
             self._read_holder()
         elif not contender.answered:
             if now >= self._response_deadline:
@@ -287,7 +287,7 @@ class Acquisition:
             self.contender.forget_caller()
 
     def _registered(self) -> list[Held]:
-        # Not self.held: the exception may have come after the hold was registered with its owner and before attach().
+        # Not `mine` alone: an exception may have come after the owner has registered a hold, and before we keep it.
         owner, mine = self._owner(), self.held()
         holds = [] if owner is None else owner.holds
         return [held for held in holds if held is mine or held._possession.contender is self.contender]
@@ -319,9 +319,9 @@ class Acquisition:
         """Return the error of a lock that was not granted in time, or for which another call waits already."""
         lock, contender, timeout, holder = self.lock, self.contender, self.timeout, self.contender.holder
         by = f"held by {holder.as_holder}" if holder else "its holder left no readable identity"
-        if not contender.answered and not contender.refused_busy:
+        if not contender.answered and not contender.is_taken:
             by = "ZooKeeper had not answered by then, so its holder is not known"
-        if contender.refused_busy and timeout != 0:
+        if contender.is_taken and timeout != 0:
             return AlreadyAwaited(
                 f"lock {lock.key!r} is taken, and another call of the function waits for it already; {by}",
                 key=lock.key,

@@ -94,8 +94,8 @@ def _nothing() -> None:
 class Contender(Script):
     """One attempt to hold the locks at ``paths``, which have a fixed order; ``data`` is that of each node.
 
-    Callers :meth:`post` the calls :meth:`join`, :meth:`leave`, :meth:`refresh_holder` and :meth:`on_deleted`. These and
-    all other methods run under ``session.monitor``. Any thread may read the attributes without an underscore;
+    Callers :meth:`post` the calls :meth:`join`, :meth:`leave`, :meth:`refresh_holder` and :meth:`when_deleted`. These
+    and all other methods run under ``session.monitor``. Any thread may read the attributes without an underscore;
     ``notify`` is called under the monitor, without arguments, whenever one of them has changed.
 
     With ``coalesces``, for one key, it leaves instead of waiting if a contender waits already that will run the same.
@@ -106,9 +106,9 @@ class Contender(Script):
 
     # Thousands may wait in one process.
     __slots__ = (
-        "_blocked", "_coalesces", "_holder_of", "_is_left_behind", "_notify", "_on_deleted", "_reserved",
-        "answered", "data", "error", "guid", "has_deadline", "holder", "holder_reads", "loss_reason_pending",
-        "lost", "mark", "places", "refused_busy", "revoked", "rule", "state", "token", "wait", "wants_holder",
+        "_blocked", "_coalesces", "_holder_of", "_is_left_behind", "_notify", "_reserved", "_when_deleted",
+        "answered", "data", "error", "guid", "has_deadline", "holder", "holder_reads", "is_taken",
+        "loss_reason_pending", "lost", "mark", "places", "revoked", "rule", "state", "token", "wait", "wants_holder",
     )  # fmt: skip
 
     def __init__(
@@ -138,7 +138,7 @@ class Contender(Script):
         # session ends has been answered, and queues again.
         self.answered = False
         # The lock is held by another contender, and `wait` is false; or another call waits to run the same.
-        self.refused_busy = False
+        self.is_taken = False
         # Why the hold can no longer be trusted; never cleared.
         self.lost: str | None = None
         # Why a release was requested; never cleared.
@@ -165,7 +165,7 @@ class Contender(Script):
         self._notify = notify
         # The server refuses for good to delete a node.
         self._is_left_behind = False
-        self._on_deleted: tuple[Callable[[], None], ...] = ()
+        self._when_deleted: tuple[Callable[[], None], ...] = ()
 
     def __repr__(self) -> str:
         return f"<Contender {self.state.value} {' '.join(f'{place.path}/{place.node}' for place in self.places)}>"
@@ -190,7 +190,7 @@ class Contender(Script):
         return self.state is State.HELD and self.lost is None
 
     @property
-    def redundant_behind(self) -> Mark | None:
+    def may_leave_for(self) -> Mark | None:
         """What a waiting contender will run if this one, which joins, is to leave for it; ``None`` if it stays."""
         return self._coalesces if self.state is State.JOINING else None
 
@@ -270,7 +270,7 @@ class Contender(Script):
 
     def leave_as_taken(self, place: Place) -> None:
         """Leave because another contender has the lock of ``place``, or waits for it, and this one does not wait."""
-        self.refused_busy, self._holder_of = True, place
+        self.is_taken, self._holder_of = True, place
         self.leave()
         self._notify()
 
@@ -291,10 +291,10 @@ class Contender(Script):
         else:
             self.ask(partial(place.listing.read_holder, first), partial(self.on_holder, place))
 
-    def on_deleted(self, call: Callable[[], None]) -> None:
+    def when_deleted(self, call: Callable[[], None]) -> None:
         """Call ``call`` once the server has no node of this contender."""
         if self.state is not State.GONE:
-            self._on_deleted += (call,)
+            self._when_deleted += (call,)
         elif not self._is_left_behind:
             call()
 
@@ -317,7 +317,7 @@ class Contender(Script):
         self.stop()
         self.guid = ""
         for place in self.places:
-            place.forget()
+            place.node_gone()
         if self.state in {State.HELD, State.LEAVING}:
             self._finish()
         else:
@@ -368,7 +368,7 @@ class Contender(Script):
             for place, outcome in zip(places, outcomes, strict=True):
                 if isinstance(outcome, Exception) and not isinstance(outcome, wire.NoNodeError):
                     self._leave_behind([place], outcome)
-                place.forget()
+                place.node_gone()
             is_over = self.state is State.LEAVING
             if is_over:
                 return
@@ -395,7 +395,7 @@ class Contender(Script):
             if self.rule.must_wait(queue):
                 blockers = tuple([f"{place.path}/{node.name}" for node in self.rule.blockers(queue)])
                 self.session.strays.taken(place.path, blockers, self.session.timeout)
-                self.refused_busy, self._holder_of, self.state = True, place, State.LEAVING
+                self.is_taken, self._holder_of, self.state = True, place, State.LEAVING
                 return
 
     def _create(self) -> RequestScript[None]:
@@ -408,7 +408,7 @@ class Contender(Script):
             try:
                 ((names, self.token),) = yield [Once(self._send_creation, refusals, is_retry=ensures > 0)]
             except Interrupted:
-                self.forget()
+                self.drop_answers()
                 names = yield from self._recover()
                 is_recovered = True
             except wire.NoNodeError as error:
@@ -476,7 +476,7 @@ class Contender(Script):
 
     def _not_created(self) -> None:
         """Need no list of queues in which we are not."""
-        self.forget()
+        self.drop_answers()
         self.guid = ""
         for place in self.places:
             self.session.known_queues.discard(place.path)
@@ -520,7 +520,7 @@ class Contender(Script):
         """Note that nodes may stay until the session ends, because the server refuses for good to delete them."""
         paths = " ".join(place.path for place in places)
         logger.error("event=leave_refused paths=%s contender=%r error=%r", paths, self, error)
-        self._is_left_behind, self._on_deleted = True, ()
+        self._is_left_behind, self._when_deleted = True, ()
         size = self._size(places)
         self.session.used += size
         self.session.left_behind += size
@@ -544,9 +544,9 @@ class Contender(Script):
         self.session.listeners.pop(self, None)
         self._notify()
         # A caller that was refused asks for the holder now.
-        if not self.refused_busy:
+        if not self.is_taken:
             self._notify = _nothing
-        for call in self._on_deleted:
+        for call in self._when_deleted:
             call()
 
     # What the places find out.
@@ -599,7 +599,7 @@ class Contender(Script):
     def on_place_lost(self, place: Place) -> None:
         """The node was deleted, by an operator or together with its parent."""
         node = place.node
-        place.forget()
+        place.node_gone()
         if self.state is not State.HELD:
             # A single new node would break the common order, so all are created again.
             if len(self.places) == 1:

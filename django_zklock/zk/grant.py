@@ -57,5 +57,5 @@ class Grant(Protocol):
     def leave(self) -> None:
         """Release the lock."""
 
-    def on_deleted(self, call: Callable[[], None]) -> None:
+    def when_deleted(self, call: Callable[[], None]) -> None:
         """Call ``call`` when the node is deleted."""

@@ -438,7 +438,7 @@ class Held:
                 key=self.key,
             )
         gone = self.lock.pool.system.event()
-        contender.session.post(partial(contender.on_deleted, gone.set))
+        contender.session.post(partial(contender.when_deleted, gone.set))
         timeout = self.lock.pool.options.connect_timeout
         if not gone.wait(timeout):
             logger.warning("event=release_unconfirmed key=%r waited=%s", self.key, timeout)

@@ -76,7 +76,7 @@ class ContenderPort(Protocol):
     token: int | None
 
     @property
-    def redundant_behind(self) -> Mark | None:
+    def may_leave_for(self) -> Mark | None:
         """What a waiting contender will run if this one, which joins, is to leave for it; ``None`` if it stays."""
 
     def ask(self, request: Request, use: Reply, /) -> None:
@@ -216,7 +216,7 @@ class Place:
 
     # The node.
 
-    def forget(self) -> None:
+    def node_gone(self) -> None:
         """Our node does not exist any more."""
         self.end_turn()
         if self.node is not None:
@@ -298,7 +298,7 @@ class Place:
             self._clear(is_followed=contender.rule.limit is not None and queue.of(LEASES)[-1].name != node)
         elif not contender.wait:
             contender.leave_as_taken(self)
-        elif (mark := contender.redundant_behind) is not None:
+        elif (mark := contender.may_leave_for) is not None:
             self._wait_or_leave(plan, contender.rule.proof_of_waiter(node, queue, mark))
         else:
             self._wait(plan)
@@ -316,7 +316,7 @@ class Place:
 
     def _left(self, proof: tuple[str, ...], _value: object, error: Exception | None) -> None:
         if error is None:
-            self.forget()
+            self.node_gone()
             self.contender.leave_as_taken(self)
         elif isinstance(error, wire.NoNodeError):
             self._refuted = proof

@@ -147,7 +147,7 @@ class Pool:
         """
         owners.check_may_wait(f"the sessions of {self.name!r} cannot be closed")
         pid = os.getpid()
-        self.forget(keep=pid)
+        self.abandon_inherited(keep=pid)
         state = self._states.pop(pid, None)
         if state is None:
             return True
@@ -167,13 +167,13 @@ class Pool:
             logger.warning("event=close_unconfirmed pool=%s timeout=%s", self.name, timeout)
         return all(closed)
 
-    def forget(self, *, keep: int = 0) -> None:
+    def abandon_inherited(self, *, keep: int = 0) -> None:
         """In a forked child: leave the parent's sessions alone; those of the process ``keep`` are its own."""
         for other in [each for each in list(self._states) if each != keep]:
             # Only one thread gets it.
             inherited = self._states.pop(other, None)
             for session in list(inherited.sessions.values()) if inherited is not None else ():
-                session.forget()
+                session.abandon()
 
     def _started(self) -> dict[str, Session]:
         state = self._states.get(os.getpid())
@@ -186,7 +186,7 @@ class Pool:
         if state is None:
             # os.register_at_fork discards inherited sessions, but not in servers that fork without Python's knowledge
             # (uWSGI). Those are stored under the parent's process id, so they are not found here.
-            self.forget(keep=pid)
+            self.abandon_inherited(keep=pid)
             state = self._states.setdefault(pid, _ProcessState(self.system))
         return state
 
@@ -326,10 +326,10 @@ class _ProcessState:
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
-def _forget_all() -> None:
+def _abandon_all() -> None:
     _expected.clear()
     for pool in list(_pools):
-        pool.forget()
+        pool.abandon_inherited()
 
 
 def pools_of(tree: Hashable) -> list[Pool]:
@@ -365,4 +365,4 @@ def _end() -> None:
 
 atexit.register(close_all)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
+    os.register_at_fork(after_in_child=_abandon_all)

@@ -56,8 +56,8 @@ class OrError(partial[object]):
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Answer:
-    """The answer to a request, which is sent until there is one: on each new connection, and after a passing refusal.
+class Pending:
+    """A request that is sent until there is an answer: on each new connection, and after a passing refusal.
 
     This is the one place that repeats requests. All but those that are made :class:`Once` have the same effect if they
     are executed twice. ``use`` is called once, with the answer or with an error that does not pass. Without it, the
@@ -111,9 +111,9 @@ class Script(SessionListener):
     def __init__(self, session: Session) -> None:
         self.session = session
         # What is not answered, oldest first.
-        self.open: list[Answer] = []
+        self.open: list[Pending] = []
         # What the generator waits for, nothing if it waits for an event; and how many of these are not answered.
-        self._awaited: Sequence[Answer] = ()
+        self._awaited: Sequence[Pending] = ()
         self._left = 0
         self._run: RequestScript[Any] | None = None
         # The last refusal that passes; the request is sent again.
@@ -125,20 +125,20 @@ class Script(SessionListener):
 
     def ask(self, request: Request, use: Reply) -> None:
         """Send ``request`` until there is an answer, and call ``use`` with it."""
-        answer = Answer(self, request, use)
-        self.open.append(answer)
-        answer.send()
+        pending = Pending(self, request, use)
+        self.open.append(pending)
+        pending.send()
 
     def begin(self, run: RequestScript[Any]) -> None:
         """Run a generator, instead of the one that waits. No answer to what was asked before is needed any more."""
         if self.open:
-            self.forget()
+            self.drop_answers()
         self._run = run
         self._step(run.send, None)
 
     def stop(self) -> None:
         """End the generator, and need no answer any more."""
-        self.forget()
+        self.drop_answers()
         self._run = None
 
     def wake(self) -> None:
@@ -146,30 +146,30 @@ class Script(SessionListener):
         if self._run is not None and not self._awaited:
             self._step(self._run.send, None)
 
-    def forget(self) -> None:
+    def drop_answers(self) -> None:
         """Need no answer any more to what was asked."""
-        for answer in self.open:
-            answer.is_open = False
+        for pending in self.open:
+            pending.is_open = False
         self.open, self._awaited = [], ()
 
-    def on_answer(self, answer: Answer, value: Any, error: Exception | None) -> None:
-        """Use an answer, or continue the generator, if the answer is needed and final."""
-        if not answer.is_open:
+    def on_answer(self, pending: Pending, value: Any, error: Exception | None) -> None:
+        """Use an answer, or continue the generator, if that is needed and final."""
+        if not pending.is_open:
             return
         if isinstance(error, wire.KazooException):
             if wire.is_temporary(error):
                 self.refusal = error
-                self.session.retry_later(answer.repeat, error)
+                self.session.retry_later(pending.repeat, error)
                 return
-            if isinstance(answer.request, OrError) and isinstance(error, answer.request.errors):
+            if isinstance(pending.request, OrError) and isinstance(error, pending.request.errors):
                 value, error = error, None
-        answer.is_open = False
-        self.open.remove(answer)
-        if answer.use is not None:
-            answer.use(value, error)
+        pending.is_open = False
+        self.open.remove(pending)
+        if pending.use is not None:
+            pending.use(value, error)
             return
         assert self._run is not None
-        answer.value = value
+        pending.value = value
         self._left -= 1
         if error is not None:
             for other in self._awaited:
@@ -193,11 +193,11 @@ class Script(SessionListener):
             problem = error
         else:
             if requests is not EVENT:
-                self._awaited = awaited = [Answer(self, request) for request in requests]
+                self._awaited = awaited = [Pending(self, request) for request in requests]
                 self._left = len(awaited)
                 self.open += awaited
-                for answer in awaited:
-                    answer.send()
+                for pending in awaited:
+                    pending.send()
             return
         self._run = None
         self.ended(value, problem)
@@ -206,13 +206,13 @@ class Script(SessionListener):
 
     def suspended(self) -> None:
         """The connection is lost, and with it the answers under way."""
-        for answer in list(self.open):
-            answer.interrupt()
+        for pending in list(self.open):
+            pending.interrupt()
 
     def resumed(self) -> None:
         """There is a connection again."""
-        for answer in list(self.open):
-            answer.send()
+        for pending in list(self.open):
+            pending.send()
 
 
 def run(

@@ -267,7 +267,7 @@ class Session:
         self.post(self._closed)
         return closed
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         """In a forked child: drop everything and leave the parent's session alone."""
         self.pid = 0
         self.ended = "it belongs to the parent process"

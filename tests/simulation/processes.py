@@ -304,5 +304,5 @@ class Process:
         for wire in self.wires:
             wire.abandon_after_fork()
         for session in self.pool._started().values():
-            session.forget()
+            session.abandon()
         self.pool._states.clear()

@@ -440,7 +440,7 @@ class LeaderScheduler(Scheduler):
         if attempt is not None and attempt.contender.session.connected:
             # A process may end without closing its session, as a beat inside of a worker does.
             gone = AutoResetEvent()
-            attempt.contender.post(partial(attempt.contender.on_deleted, gone.set))
+            attempt.contender.post(partial(attempt.contender.when_deleted, gone.set))
             gone.wait(self._lock.pool.options.connect_timeout)
 
 

@@ -159,7 +159,7 @@ class Model:
             if contender.state is State.HELD and contender.lost is None:
                 call.ran = next(self._clock)
                 self.runs[call.function].append(call.ran)
-            elif contender.refused_busy:
+            elif contender.is_taken:
                 call.skipped = next(self._clock)
 
         lock = call.lock(self._chance.choice(self._pools))
@@ -172,7 +172,7 @@ class Model:
         contender, call.contender = call.contender, None
         assert contender is not None
         if gone is not None:
-            contender.session.post(partial(contender.on_deleted, gone))
+            contender.session.post(partial(contender.when_deleted, gone))
         contender.session.post(contender.leave)
 
     def _some(self, condition: Callable[[Call], bool]) -> Call | None:

@@ -87,7 +87,7 @@ class Person:
     @property
     def is_through(self) -> bool:
         """Whether there is nothing more to wait for: it has lost, or it was not to wait."""
-        return self.contender.lost is not None or self.contender.refused_busy
+        return self.contender.lost is not None or self.contender.is_taken
 
 
 @dataclass

@@ -491,7 +491,7 @@ def test_sequence_end__who_holds(script: Script) -> None:
     script.answer("children", [rival(1), rival(2)])
     for czxid in (70, 50):
         script.answer("get", (b"", stat(czxid)))
-    assert contender.refused_busy
+    assert contender.is_taken
     contender.refresh_holder()
     script.answer("children", [rival(1), rival(2)])
     for czxid in (70, 50):
@@ -596,7 +596,7 @@ def test_try__busy(script: Script, found: list[str]) -> None:
     """A try lists first and creates nothing on a busy lock."""
     contender = contend(script, wait=False)
     script.answer("children", found)
-    assert (contender.refused_busy, contender.state, script.asked) == (True, State.GONE, [])
+    assert (contender.is_taken, contender.state, script.asked) == (True, State.GONE, [])
 
 
 def test_try__overtaken(script: Script) -> None:
@@ -605,6 +605,6 @@ def test_try__overtaken(script: Script) -> None:
     script.answer("children", [])
     name = create(script)
     script.answer("children", [other(1), name])
-    assert contender.refused_busy
+    assert contender.is_taken
     assert script.answer("delete") == f"/k/{name}"
     assert contender.state is State.GONE

@@ -291,7 +291,7 @@ def test_try__busy(script: Script, full: int, told: list[None]) -> None:
     several = contend(script, wait=False, told=told)
     for number in range(3):
         script.answer("children", [other(1)] if number == full else [])
-    assert (several.refused_busy, several.state, script.asked, script.listeners) == (True, State.GONE, [], {})
+    assert (several.is_taken, several.state, script.asked, script.listeners) == (True, State.GONE, [], {})
     assert told
     several.refresh_holder()
     assert script.answer("children", [other(1)]) == PATHS[full]
@@ -308,7 +308,7 @@ def test_try__overtaken(script: Script) -> None:
         script.answer("children", [])
     names = create(script)
     list_all(script, names, a=other(1))
-    assert several.refused_busy
+    assert several.is_taken
     assert sorted(answer_deletes(script)) == sorted(nodes_of(names))
     assert (several.state, script.listeners) == (State.GONE, {})
     several.refresh_holder()
@@ -325,7 +325,7 @@ def test_try__shared(script: Script) -> None:
     leases = contend(script, semaphore(1), wait=False)
     for _ in PATHS:
         script.answer("children", [other(1, Kind.LEASE)])
-    assert (readers.refused_busy, leases.refused_busy) == (False, True)
+    assert (readers.is_taken, leases.is_taken) == (False, True)
 
 
 def test_try__refused(script: Script) -> None:
@@ -335,7 +335,7 @@ def test_try__refused(script: Script) -> None:
     script.answer("children", error=NoAuthError())
     script.answer("children", [other(1)])
     assert isinstance(several.error, NoAuthError)
-    assert (several.refused_busy, several.state, script.asked) == (False, State.GONE, [])
+    assert (several.is_taken, several.state, script.asked) == (False, State.GONE, [])
 
 
 def test_try__connection_lost(script: Script) -> None:
@@ -892,7 +892,7 @@ def test_leave__holding(script: Script, told: list[None]) -> None:
     """All nodes are deleted, in the order of the queues; it is over when the last is confirmed."""
     several, names = hold(script, told)
     gone: list[None] = []
-    several.on_deleted(lambda: gone.append(None))
+    several.when_deleted(lambda: gone.append(None))
     several.leave()
     several.leave()
     assert [what for _, what, _ in script.requests] == nodes_of(names)
@@ -903,7 +903,7 @@ def test_leave__holding(script: Script, told: list[None]) -> None:
     script.answer("delete")
     assert (several.state, gone, script.listeners) == (State.GONE, [None], {})
     assert told
-    several.on_deleted(lambda: gone.append(None))
+    several.when_deleted(lambda: gone.append(None))
     assert len(gone) == 2
 
 

@@ -233,7 +233,7 @@ def test_own_node__gone_and_then_the_connection(script: Script) -> None:
     settle(script, name)
     script.tell(f"/k/{other(3)}", deleted=True)
     script.tell(f"/k/{name}", deleted=True)
-    contender.on_deleted(lambda: told.append(contender.lost))
+    contender.when_deleted(lambda: told.append(contender.lost))
     assert (contender.lost, told) == ("its node was deleted", [])
     script.break_connection()
     assert told == ["its node was deleted"]

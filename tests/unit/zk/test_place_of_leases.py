@@ -65,7 +65,7 @@ def test_join__full(script: Script, wait: bool) -> None:
         assert contender.state is State.WAITING
     else:
         script.answer("children", [lease(1), lease(2)])
-        assert (contender.refused_busy, contender.state) == (True, State.GONE)
+        assert (contender.is_taken, contender.state) == (True, State.GONE)
 
 
 # The first waiter.
@@ -190,7 +190,7 @@ def test_limits__try(script: Script) -> None:
     """A try keeps the limits of others too."""
     contender = contend(script, semaphore(9), wait=False)
     script.answer("children", [lease(1, 1)])
-    assert (contender.refused_busy, script.asked) == (True, [])
+    assert (contender.is_taken, script.asked) == (True, [])
 
 
 # The one before does not tell in time.

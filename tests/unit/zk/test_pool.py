@@ -196,7 +196,7 @@ class Stub:
     def close(self, timeout: float) -> bool:
         return timeout >= 0
 
-    def forget(self) -> None:
+    def abandon(self) -> None:
         self.forgotten += 1
         self.ended = "it belongs to the parent process"
 
@@ -245,7 +245,7 @@ def test_fork__two_threads_at_once(stubbed: Pool, monkeypatch: pytest.MonkeyPatc
 
     def use() -> Session:
         if hook:
-            stubbed.forget()
+            stubbed.abandon_inherited()
         return stubbed.session("/")
 
     first = Runner(use)

@@ -205,12 +205,12 @@ def try_it(script: Script, *names: str, rule: Rule | None = None) -> Contender:
 
 def test_try__stray(script: Script, clock: Clock) -> None:
     """A lock that one node has for a session timeout may be taken by a stray: a later try asks, once."""
-    assert try_it(script, other(1), other(2)).refused_busy
+    assert try_it(script, other(1), other(2)).is_taken
     clock.now += 14.0
-    assert try_it(script, other(1), other(3)).refused_busy
+    assert try_it(script, other(1), other(3)).is_taken
     assert script.asked == []
     clock.now += 1.0
-    assert try_it(script, other(1)).refused_busy
+    assert try_it(script, other(1)).is_taken
     assert script.requests[0][1] == (f"/k/{other(1)}",)
     deny(script, True)
     assert script.strays_found == [(f"/k/{other(1)}",)]

@@ -102,9 +102,9 @@ class InheritedContender:
     def lose(self, reason: str) -> None:
         self._lost = self._lost or reason
 
-    def on_deleted(self, call: Callable[[], None]) -> None:
+    def when_deleted(self, call: Callable[[], None]) -> None:
         """Call ``call`` when the parent has reported the deletion of the node."""
         if self._cell.state is None:
             call()
         else:
-            _timers.call_later(GONE_POLL_INTERVAL, partial(self.on_deleted, call))
+            _timers.call_later(GONE_POLL_INTERVAL, partial(self.when_deleted, call))

@@ -281,7 +281,7 @@ class GateRequest(AskingRequest):
         if self.attempt is not None and self.cell is not None:
             # The child may wait until the node is deleted.
             contender = self.attempt.contender
-            contender.post(partial(contender.on_deleted, self.cell.close))
+            contender.post(partial(contender.when_deleted, self.cell.close))
 
     # What no callback reports.
 

@@ -66,7 +66,7 @@ class Attempts:
         contender = SimpleNamespace(
             session=Session(), wait=True, answered=False, holder=None, token=5, node_paths={"/k": "/k/1"},
             lost=None, revoked=None, loss_reason_pending=False,
-            post=lambda call: call(), on_deleted=lambda call: call(),
+            post=lambda call: call(), when_deleted=lambda call: call(),
         )  # fmt: skip
         self.locked = locked
         self.contender: Any = contender
