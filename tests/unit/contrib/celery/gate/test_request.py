@@ -17,6 +17,7 @@ from celery.exceptions import TaskRevokedError
 from django_zklock import signals
 from django_zklock.contrib.celery.gate import request as gate_request
 from django_zklock.contrib.celery.gate.child_note import DELAY
+from django_zklock.contrib.celery.gate.run import MAX_READY
 from django_zklock.contrib.celery.gate.states import STATES, STEPS, Event, Phase, Verdict
 from django_zklock.contrib.celery.gate.ticket import HEADER
 from django_zklock.exceptions import LockTimeout
@@ -499,6 +500,20 @@ def test_not_claimed__the_body_has_ended() -> None:
     in_child.end()
     locked._release_unclaimed()
     assert (locked.phase, locked.verdict, locked.attempts.ends) == (Phase.RELEASED, Verdict.GRANTED, 1)
+
+
+def test_not_claimed__child_has_yet_to_start() -> None:
+    """A hold waits for a body in a child that has yet to start as long as it takes, whoever waits."""
+    workplace = Workplace()
+    locked, _in_child = workplace.running(pid=None)
+    now = monotonic() + 2 * MAX_READY
+    workplace.children._waiting_to_start = {71}
+    locked.check(now)
+    assert (locked.moved, locked.attempts.followers) == (now, [])
+    # It has started, and has not taken the task.
+    workplace.children._waiting_to_start.clear()
+    locked.check(now + 2 * MAX_READY)
+    assert len(locked.attempts.followers) == 1
 
 
 def test_followed__beside_requests_without_a_node() -> None:

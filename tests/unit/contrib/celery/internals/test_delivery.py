@@ -13,6 +13,7 @@ import pytest
 from celery.worker.consumer import Consumer
 from kombu import Connection
 from kombu.common import QoS
+from kombu.transport import redis
 
 from django_zklock.contrib.celery.internals import delivery
 from django_zklock.contrib.celery.internals.delivery import MAX_PREFETCH, PrefetchWindow
@@ -132,3 +133,14 @@ def test_own_prefetch_count() -> None:
     """Celery's consumer says how many messages it wants at most."""
     assert "initial_prefetch_count" in signature(Consumer.__init__).parameters
     assert delivery.own_prefetch_count(SimpleNamespace(initial_prefetch_count=8)) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "channel", "seconds"),
+    [({"visibility_timeout": 60}, redis.Channel, 60.0), (None, redis.Channel, 3600.0), ({}, object(), 1800.0)],
+)
+def test_visibility_timeout(options: dict[str, int] | None, channel: object, seconds: float) -> None:
+    """The setting is before the default of the transport, and that before what RabbitMQ waits."""
+    conf = SimpleNamespace(broker_transport_options=options)
+    consumer = SimpleNamespace(app=SimpleNamespace(conf=conf), task_consumer=SimpleNamespace(channel=channel))
+    assert delivery.visibility_timeout(consumer) == seconds
