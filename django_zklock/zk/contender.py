@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from django_zklock.zk import formatting, node_data, wire
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.listing import SharedListing
 from django_zklock.zk.place import LockPath, Place, Turn
-from django_zklock.zk.queue import name_prefix, new_guid, parse_name
+from django_zklock.zk.queue import name_prefix, new_guid, parse_name, waiting_behind
 from django_zklock.zk.scripts import EVENT, Interrupted, Once, OrError, Reply, RequestScript, Script
 from django_zklock.zk.wire import ConnectionOptions
 
@@ -94,9 +94,9 @@ def _nothing() -> None:
 class Contender(Script):
     """One attempt to hold the locks at ``paths``, which have a fixed order; ``data`` is that of each node.
 
-    Callers :meth:`post` the calls :meth:`join`, :meth:`leave`, :meth:`refresh_holder` and :meth:`when_deleted`. These
-    and all other methods run under ``session.monitor``. Any thread may read the attributes without an underscore;
-    ``notify`` is called under the monitor, without arguments, whenever one of them has changed.
+    Callers :meth:`post` the calls :meth:`join`, :meth:`leave`, :meth:`refresh_holder`, :meth:`when_followed` and
+    :meth:`when_deleted`. These and all other methods run under ``session.monitor``. Any thread may read the attributes
+    without an underscore; ``notify`` is called under the monitor, without arguments, whenever one of them has changed.
 
     With ``coalesces``, for one key, it leaves instead of waiting if a contender waits already that will run the same.
     With ``stays`` others may leave for it: it waits until it holds.
@@ -296,6 +296,21 @@ class Contender(Script):
         if self.state is not State.GONE:
             self._when_deleted += (call,)
         elif not self._is_left_behind:
+            call()
+
+    def when_followed(self, ours: Container[str], call: Callable[[], object]) -> None:
+        """Call ``call`` if a contender waits behind us in a queue, and its node is none of ``ours``, which are paths.
+
+        Once for each such queue; not at all if the connection is lost before the answer.
+        """
+        for place in self.places:
+            place.listing.list_queue(partial(self._if_followed, place, ours, call))
+
+    def _if_followed(
+        self, place: Place, ours: Container[str], call: Callable[[], object], queue: Queue | None, _error: object
+    ) -> None:
+        waiting = waiting_behind(place.node or "", queue) if queue is not None else ()
+        if any(f"{place.path}/{each.name}" not in ours for each in waiting):
             call()
 
     def lose(self, reason: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from django_zklock.zk import node_data, wire
 from django_zklock.zk.background import DeferredLogger
-from django_zklock.zk.queue import ALL, GRANTED, LEASES, Queue, WatchPlan
+from django_zklock.zk.queue import ALL, GRANTED, PERMITS, Queue, WatchPlan
 from django_zklock.zk.scripts import Once, Reply, Request
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class Place:
     behind: Place | None = None
     # The nodes that proved that another contender waits, until a transaction found one of them missing.
     _refuted: tuple[str, ...] = ()
-    # The lease before ours whose client may have written to it before we watched, so the children are watched too.
+    # The permit before ours whose client may have written to it before we watched, so the children are watched too.
     _unreliable: str | None = None
 
     @property
@@ -205,7 +205,7 @@ class Place:
     def blockers(self) -> tuple[str, ...]:
         """The paths of the nodes that block ours until they are deleted, as far as they are watched here."""
         plan = self._plan
-        return () if plan is None else tuple([f"{self.path}/{node.name}" for node in plan.watch or plan.leases])
+        return () if plan is None else tuple([f"{self.path}/{node.name}" for node in plan.watch or plan.permits])
 
     @property
     def _is_sure(self) -> bool:
@@ -295,7 +295,7 @@ class Place:
             contender.on_place_lost(self)
             return
         if plan is GRANTED or ((ahead := self._local_predecessor(plan)) and ahead.turn is Turn.RELEASED):
-            self._clear(is_followed=contender.rule.limit is not None and queue.of(LEASES)[-1].name != node)
+            self._clear(is_followed=contender.rule.limit is not None and queue.of(PERMITS)[-1].name != node)
         elif not contender.wait:
             contender.leave_as_taken(self)
         elif (mark := contender.may_leave_for) is not None:
@@ -513,7 +513,7 @@ class Place:
         self.list_queue()
 
     def _clear(self, *, is_followed: bool) -> None:
-        """End the turn. ``is_followed`` says that there may be another lease behind ours already."""
+        """End the turn. ``is_followed`` says that there may be another permit behind ours already."""
         contender, session = self.contender, self.contender.session
         if session.lease_expired:
             # This process slept after the answer was sent, or no majority has accepted a write: another contender may
@@ -530,9 +530,9 @@ class Place:
             session.prove()
         self.end_turn(Turn.CLEAR)
         if is_followed and contender.rule.limit is not None:
-            # The lease behind ours watches only our node, and must learn that we hold: then our deletion makes room for
-            # it. We write only while our node has version 0. If it was written before (for example to request a
-            # release), the lease behind ours has noticed that and watches the whole queue.
+            # The permit behind ours watches only our node, and must learn that we hold: then our deletion makes room
+            # for it. We write only while our node has version 0. If it was written before (for example to request a
+            # release), the permit behind ours has noticed that and watches the whole queue.
             wake_next = partial(session.wire.set, f"{self.path}/{self.node}", contender.data, version=0)
             contender.ask(wake_next, lambda _value, _error: None)
         contender.on_place_clear(self)

@@ -4,7 +4,7 @@ The names are Apache Curator's (``InterProcessMutex``, ``InterProcessReadWriteLo
 ``_c_<guid>-``); those of kazoo (``<uuid>__lock__``, ``<uuid>__rlock__``) count as contenders too.
 
 A name tells more than the kind. Curator's GUIDs are UUIDs of version 4 and ours of version 8 (RFC 9562: for custom
-use), so a node of ours is recognized without a read. A lease of ours has the limit of its caller in its name,
+use), so a node of ours is recognized without a read. A permit of ours has the limit of its caller in its name,
 ``_c_<guid>-4-lease-``, so that every contender can keep the limits of all holders. The GUID of a call for which others
 may be skipped contains a :class:`Mark`.
 
@@ -45,10 +45,11 @@ class Kind(enum.Enum):
     EXCLUSIVE = "exclusive"
     WRITE = "write"
     READ = "read"
-    LEASE = "lease"
+    # Curator's and our users' word is lease; the lease of a session is another thing.
+    PERMIT = "lease"
 
 
-_INFIXES = {Kind.EXCLUSIVE: "lock-", Kind.WRITE: "__WRIT__", Kind.READ: "__READ__", Kind.LEASE: "lease-"}
+_INFIXES = {Kind.EXCLUSIVE: "lock-", Kind.WRITE: "__WRIT__", Kind.READ: "__READ__", Kind.PERMIT: "lease-"}
 _KINDS = {infix: kind for kind, infix in _INFIXES.items()} | {
     "__lock__": Kind.EXCLUSIVE,
     "__rlock__": Kind.READ,
@@ -80,7 +81,7 @@ class Mark(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One node of a queue, as far as its name tells. ``limit`` is the limit of a lease of ours."""
+    """One node of a queue, as far as its name tells. ``limit`` is the limit of a permit of ours."""
 
     name: str
     kind: Kind
@@ -173,7 +174,7 @@ def sort_by_creation(created: Iterable[tuple[Node, int]]) -> list[Node]:
     return nodes
 
 
-LEASES = frozenset({Kind.LEASE})
+PERMITS = frozenset({Kind.PERMIT})
 
 
 class Queue:
@@ -228,17 +229,17 @@ class Queue:
 
     @cached_property
     def room(self) -> int:
-        """How many of the first leases may hold together, so that the limit of each of them is kept.
+        """How many of the first permits may hold together, so that the limit of each of them is kept.
 
-        A lease whose name has no limit is not ours and sets none.
+        A permit whose name has no limit is not ours and sets none.
         """
         limit: int | None = None
-        for position, node in enumerate(self.of(LEASES)):
+        for position, node in enumerate(self.of(PERMITS)):
             if node.limit is not None and (limit is None or node.limit < limit):
                 limit = node.limit
             if limit is not None and position >= limit:
                 return position
-        return len(self.of(LEASES))
+        return len(self.of(PERMITS))
 
     def _select(self, kinds: frozenset[Kind]) -> tuple[Sequence[int], list[Node]]:
         if kinds not in self._of:
@@ -250,7 +251,7 @@ class Queue:
 # The rules.
 
 # Kinds of which several may hold at once.
-SHARED = frozenset({Kind.READ, Kind.LEASE})
+SHARED = frozenset({Kind.READ, Kind.PERMIT})
 ALL = frozenset(Kind)
 NOT_SHARED = ALL - SHARED
 
@@ -265,10 +266,10 @@ class WatchPlan:
     - With ``grants_on_delete`` these are all blockers: the lock is granted when the last of them is deleted.
     - Otherwise the deletion of a watched node means: list again. The watched node is the one before the last blockers,
       so this happens before the last ones are deleted; ``watch_next`` has these.
-    - With ``watch_children`` the whole queue is watched instead, because any of several leases may be released first:
-      ``leases`` has these, as far as that is of use.
-    - With ``woken_by_predecessor`` the watched node is the lease right before ours. It waits too, and its client writes
-      to it when it is granted.
+    - With ``watch_children`` the whole queue is watched instead, because any of several permits may be released first:
+      ``permits`` has these, as far as that is of use.
+    - With ``woken_by_predecessor`` the watched node is the permit right before ours. It waits too, and its client
+      writes to it when it is granted.
     """
 
     first: str = ""
@@ -277,7 +278,7 @@ class WatchPlan:
     grants_on_delete: bool = False
     watch_children: bool = False
     woken_by_predecessor: bool = False
-    leases: tuple[Node, ...] = ()
+    permits: tuple[Node, ...] = ()
 
 
 GRANTED = WatchPlan()
@@ -285,10 +286,10 @@ GRANTED = WatchPlan()
 
 @dataclass(frozen=True)
 class Rule:
-    """When a contender holds: no node of ``conflicts`` is before it, and a lease has room.
+    """When a contender holds: no node of ``conflicts`` is before it, and a permit has room.
 
-    Callers may give one semaphore different ``limit``s, and the limit of every holder is kept. So for each lease the
-    lowest limit up to it counts, and no lease overtakes another.
+    Callers may give one semaphore different ``limit``s, and the limit of every holder is kept. So for each permit the
+    lowest limit up to it counts, and no permit overtakes another.
     """
 
     kind: Kind
@@ -304,12 +305,12 @@ class Rule:
             return True
         if self.limit is None:
             return False
-        leases = queue.of(LEASES)
-        return len(leases) >= min([self.limit, *(node.limit for node in leases if node.limit is not None)])
+        permits = queue.of(PERMITS)
+        return len(permits) >= min([self.limit, *(node.limit for node in permits if node.limit is not None)])
 
     def blockers(self, queue: Queue) -> list[Node]:
         """Return nodes for which :meth:`must_wait` is true: without them it may be false."""
-        return queue.of(self.conflicts)[:1] or queue.of(LEASES)[:MAX_BLOCKERS]
+        return queue.of(self.conflicts)[:1] or queue.of(PERMITS)[:MAX_BLOCKERS]
 
     def holds(self, own: str, queue: Queue) -> bool:
         """Whether the node ``own`` holds; raise ``LookupError`` if it is not in ``queue``."""
@@ -323,11 +324,11 @@ class Rule:
             return self._plan_for(queue.first, queue.of(self.conflicts)[:count], others=not has_room)
         if has_room:
             return GRANTED
-        leases = queue.before(own, LEASES)
-        # If the lease before ours holds, or its client does not write when it is granted, only the children wake us.
-        if len(leases) == queue.room or leases[-1].limit is None:
-            return WatchPlan(queue.first, watch_children=True, leases=tuple(leases[:MAX_BLOCKERS]))
-        return WatchPlan(queue.first, (leases[-1],), woken_by_predecessor=True)
+        permits = queue.before(own, PERMITS)
+        # If the permit before ours holds, or its client does not write when it is granted, only the children wake us.
+        if len(permits) == queue.room or permits[-1].limit is None:
+            return WatchPlan(queue.first, watch_children=True, permits=tuple(permits[:MAX_BLOCKERS]))
+        return WatchPlan(queue.first, (permits[-1],), woken_by_predecessor=True)
 
     def proof_of_waiter(self, own: str, queue: Queue, mark: Mark) -> tuple[str, ...]:
         """Return nodes whose existence proves that a contender waits which will run what ``mark`` names, if one does.
@@ -345,8 +346,8 @@ class Rule:
             return ()
         # The others may be about to leave, for this one.
         waiter = waiters[0].name
-        # While the holding leases exist, the first waiting lease waits, and so does every lease behind it.
-        blockers = queue.before(waiter, self.conflicts)[-1:] or queue.before(waiter, LEASES)[: queue.room + 1]
+        # While the holding permits exist, the first waiting permit waits, and so does every permit behind it.
+        blockers = queue.before(waiter, self.conflicts)[-1:] or queue.before(waiter, PERMITS)[: queue.room + 1]
         return (*(node.name for node in blockers), waiter)
 
     def covers(self, rule: Rule) -> bool:
@@ -357,13 +358,13 @@ class Rule:
         return self.kind is rule.kind and (self.limit or 0) <= (rule.limit or 0)
 
     def has_room(self, own: str, queue: Queue) -> bool:
-        """Whether the limits of the leases leave room for ``own``; always true for other kinds."""
-        return self.limit is None or queue.count_before(own, LEASES) < queue.room
+        """Whether the limits of the permits leave room for ``own``; always true for other kinds."""
+        return self.limit is None or queue.count_before(own, PERMITS) < queue.room
 
     def _plan_for(self, first: str, blockers: list[Node], *, others: bool) -> WatchPlan:
         """Return the plan to watch the last blocker and those that hold together with it, or first the one before them.
 
-        ``others`` says that deleting the blockers is not enough, because there is no room for a lease either.
+        ``others`` says that deleting the blockers is not enough, because there is no room for a permit either.
         """
         last = blockers[-1].kind
         size = 1
@@ -380,12 +381,12 @@ class Rule:
 
 EXCLUSIVE = Rule(Kind.EXCLUSIVE, ALL)
 WRITE = Rule(Kind.WRITE, ALL)
-READ = Rule(Kind.READ, NOT_SHARED | {Kind.LEASE})
+READ = Rule(Kind.READ, NOT_SHARED | {Kind.PERMIT})
 
 
 def semaphore(limit: int) -> Rule:
     """Return the rule by which at most ``limit`` hold at once."""
-    return Rule(Kind.LEASE, NOT_SHARED | {Kind.READ}, limit)
+    return Rule(Kind.PERMIT, NOT_SHARED | {Kind.READ}, limit)
 
 
 def rule(mode: str = "exclusive", limit: int | None = None) -> Rule:
@@ -403,5 +404,12 @@ def rule(mode: str = "exclusive", limit: int | None = None) -> Rule:
 
 
 MODES = {"exclusive": EXCLUSIVE, "read": READ, "write": WRITE}
-# The rule for a node of each kind; the limit of a lease is in its name.
+# The rule for a node of each kind; the limit of a permit is in its name.
 RULES = {each.kind: each for each in (*MODES.values(), semaphore(MAX_LIMIT))}
+
+
+def waiting_behind(own: str, queue: Queue) -> list[Node]:
+    """Return the nodes behind the ``own`` one that wait for it or for another one; none if it is not in the queue."""
+    nodes = list(queue)
+    position = next((number for number, node in enumerate(nodes) if node.name == own), len(nodes))
+    return [node for node in nodes[position + 1 :] if not RULES[node.kind].holds(node.name, queue)]

@@ -75,9 +75,9 @@ SCENE = [
     Contender(
         key="catalogue", ago=64, host="batch1", pid=1204, kind=Kind.WRITE, work=task("shop.tasks.import_catalogue", 7)
     ),
-    Contender(key="gpu", ago=13 * MINUTE, host="gpu1", pid=51, kind=Kind.LEASE, limit=2, work=task("ml.train", 1, 61)),
-    Contender(key="gpu", ago=12 * MINUTE, host="gpu2", pid=52, kind=Kind.LEASE, limit=2, work=task("ml.train", 2, 62)),
-    Contender(key="gpu", ago=35, host="gpu1", pid=53, kind=Kind.LEASE, limit=2, work=task("ml.train", 3)),
+    Contender(key="gpu", ago=13 * MINUTE, host="gpu1", pid=51, kind=Kind.PERMIT, limit=2, work=task("ml.train", 1, 61)),
+    Contender(key="gpu", ago=12 * MINUTE, host="gpu2", pid=52, kind=Kind.PERMIT, limit=2, work=task("ml.train", 2, 62)),
+    Contender(key="gpu", ago=35, host="gpu1", pid=53, kind=Kind.PERMIT, limit=2, work=task("ml.train", 3)),
     Contender(
         key=ASKED,
         ago=22 * MINUTE,

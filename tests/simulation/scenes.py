@@ -22,9 +22,9 @@ from tests.simulation.setting import ENDS, FAULTS, NORMAL, Setting
 
 EXCLUSIVE = ("exclusive",)
 READERS = ("read", "read", "write")
-LEASES = ("lease of 1", "lease of 2", "lease of 2", "lease of 3")
+PERMITS = ("lease of 1", "lease of 2", "lease of 2", "lease of 3")
 MIXED = ("exclusive", "read", "write", "lease of 1", "lease of 2")
-ANY = (EXCLUSIVE, EXCLUSIVE, READERS, LEASES, MIXED)
+ANY = (EXCLUSIVE, EXCLUSIVE, READERS, PERMITS, MIXED)
 # How long a hold lasts, in seconds.
 SHORT = (0.05, 0.2)
 LONG = (SESSION_TIMEOUT / 2, 1.7 * SESSION_TIMEOUT)
@@ -88,7 +88,7 @@ SCENES = {
         "revoke, cut, part client, refuse", strikes=(3, 4), processes=(1, 2), callers=(1, 2), rules=ALONE, servers=(1,),
         lasts=(1.0, 8.0), setting={"rarely": (0.05, 0.1)},
     ),
-    "leases": _scene("revoke, break, cut, kill", rules=(LEASES,), callers=(3, 4, 5), lasts=(0.2, 2.0)),
+    "leases": _scene("revoke, break, cut, kill", rules=(PERMITS,), callers=(3, 4, 5), lasts=(0.2, 2.0)),
     "keys": _scene(
         "cut, break, part client, refuse", strikes=(2,), rules=ALONE, callers=(2, 3), keys=BOTH, lasts=(0.1, 1.0),
     ),
@@ -134,7 +134,7 @@ SCENES = {
     "ends": _scene("close, kill", process={"size": (1, 2)}, lasts=(0.1, 2.0)),
     "asleep": _scene("stop", callers=(2, 3), lasts=(0.1, SESSION_TIMEOUT), processes=(2,)),
     "behind": _scene(
-        "lag, cut, refuse", strikes=(2, 3, 3), servers=(3,), callers=(1, 2, 3), rules=(READERS, LEASES, EXCLUSIVE),
+        "lag, cut, refuse", strikes=(2, 3, 3), servers=(3,), callers=(1, 2, 3), rules=(READERS, PERMITS, EXCLUSIVE),
         setting={"leader": (0, 2, 2), "rarely": (0.02, 0.05, 0.1)},
     ),
     "refusals": _scene("refuse, refuse done"),

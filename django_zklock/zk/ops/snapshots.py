@@ -21,7 +21,7 @@ from django_zklock.zk import node_data, paths, queue, scripts, wire
 from django_zklock.zk.formatting import escape_controls
 from django_zklock.zk.node_data import Identity, Owner
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.queue import LEASES, Kind, Node, Queue
+from django_zklock.zk.queue import PERMITS, Kind, Node, Queue
 from django_zklock.zk.scripts import RequestScript
 from django_zklock.zk.session import Session
 from django_zklock.zk.waiting import Deadline
@@ -150,7 +150,7 @@ class LockSnapshot:
         if entry.held:
             return []
         rule = queue.RULES[Kind(entry.kind)]
-        kinds = rule.conflicts if rule.has_room(entry.node, self._queue) else rule.conflicts | LEASES
+        kinds = rule.conflicts if rule.has_room(entry.node, self._queue) else rule.conflicts | PERMITS
         if kinds not in self._spans:
             groups = groupby(range(len(self.nodes)), lambda position: self.nodes[position].kind in kinds)
             found = [list(positions) for wanted, positions in groups if wanted]

@@ -31,7 +31,7 @@ STRAYS: dict[str, tuple[Sequence[Kind], int | None, Rule]] = {
     "exclusive": ([Kind.EXCLUSIVE], None, EXCLUSIVE),
     "write": ([Kind.READ, Kind.READ], None, WRITE),
     "read": ([Kind.WRITE], None, READ),
-    "semaphore": ([Kind.LEASE, Kind.LEASE], 2, semaphore(2)),
+    "semaphore": ([Kind.PERMIT, Kind.PERMIT], 2, semaphore(2)),
     "strict": ([Kind.EXCLUSIVE], None, EXCLUSIVE),
     "several": ([Kind.EXCLUSIVE], None, EXCLUSIVE),
     "try": ([Kind.EXCLUSIVE], None, EXCLUSIVE),

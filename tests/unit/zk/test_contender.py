@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError, OperationTimeoutError
 
@@ -421,7 +423,7 @@ def deleted_while_read(script: Script, rule: Rule = EXCLUSIVE) -> tuple[Contende
 def test_sequence_end__listed_again(script: Script) -> None:
     """What the second list has besides the first is read, and the queue is what that list shows."""
     contender, name = deleted_while_read(script, semaphore(1))
-    late = other(END, Kind.LEASE, 1)
+    late = other(END, Kind.PERMIT, 1)
     script.answer("children", [name, late])
     assert script.answer("get", (b"", stat(70))) == f"/k/{late}"
     assert contender.state is State.HELD
@@ -499,6 +501,20 @@ def test_sequence_end__who_holds(script: Script) -> None:
     assert contender.holder_reads == 0
     assert script.answer("get", (b"", stat(50))) == f"/k/{rival(2)}"
     assert contender.holder_reads == 1
+
+
+def test_when_followed(script: Script) -> None:
+    """A holder learns of those that wait behind it, except of the nodes that it names."""
+    contender = contend(script)
+    name = create(script)
+    script.answer("children", [name])
+    followed: list[str] = []
+    for ours in ([], [f"/k/{other(6)}"], [f"/k/{other(6)}", f"/k/{other(7)}"]):
+        contender.post(partial(contender.when_followed, ours, partial(followed.append, f"all but {len(ours)}")))
+        script.answer("children", [other(4, Kind.READ), name, other(6), other(7)])
+    contender.post(partial(contender.when_followed, [], partial(followed.append, "none")))
+    script.answer("children", [name])
+    assert followed == ["all but 0", "all but 1"]
 
 
 def test_grant__lease_over(script: Script) -> None:

@@ -324,7 +324,7 @@ def test_try__shared(script: Script) -> None:
     script.requests.clear()
     leases = contend(script, semaphore(1), wait=False)
     for _ in PATHS:
-        script.answer("children", [other(1, Kind.LEASE)])
+        script.answer("children", [other(1, Kind.PERMIT)])
     assert (readers.is_taken, leases.is_taken) == (False, True)
 
 

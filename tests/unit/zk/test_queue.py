@@ -21,7 +21,7 @@ HEX = GUID.replace("-", "")
         (f"_c_{GUID}-lock-0000000012", Kind.EXCLUSIVE, GUID, 12),
         (f"_c_{GUID}-__WRIT__0000000013", Kind.WRITE, GUID, 13),
         (f"_c_{GUID}-__READ__0000000014", Kind.READ, GUID, 14),
-        (f"_c_{GUID}-lease-0000000015", Kind.LEASE, GUID, 15),
+        (f"_c_{GUID}-lease-0000000015", Kind.PERMIT, GUID, 15),
         ("lock-0000000016", Kind.EXCLUSIVE, "", 16),
         (f"{HEX}__lock__0000000017", Kind.EXCLUSIVE, HEX, 17),
         (f"{HEX}__rlock__0000000018", Kind.READ, HEX, 18),
@@ -38,9 +38,9 @@ def test_node__known(name: str, kind: Kind, guid: str, sequence: int) -> None:
 
 def test_node__limit() -> None:
     """A lease of ours has its limit in its name, and only a lease has."""
-    name = queue.name_prefix(GUID, Kind.LEASE, 4) + "0000000012"
-    assert queue.parse_name(name) == queue.Node(name, Kind.LEASE, GUID, 12, 4)
-    assert queue.parse_name(queue.name_prefix(GUID, Kind.LEASE, 10**30) + "0000000012") is not None
+    name = queue.name_prefix(GUID, Kind.PERMIT, 4) + "0000000012"
+    assert queue.parse_name(name) == queue.Node(name, Kind.PERMIT, GUID, 12, 4)
+    assert queue.parse_name(queue.name_prefix(GUID, Kind.PERMIT, 10**30) + "0000000012") is not None
     assert queue.parse_name(f"_c_{GUID}-4-lock-0000000012") is None
 
 
@@ -62,7 +62,7 @@ def test_node__mark() -> None:
     assert len(guids) == 100
     for guid in guids:
         assert (uuid.UUID(guid).version, uuid.UUID(guid).variant) == (8, uuid.RFC_4122)
-        node = parsed(queue.name_prefix(guid, Kind.LEASE, 4))
+        node = parsed(queue.name_prefix(guid, Kind.PERMIT, 4))
         assert (node.mark, node.is_ours, node.limit) == (mark, True, 4)
     # Processes on all hosts and of all versions have to agree.
     assert mark == ("df1f250ba2e6", "cbdbba92")
@@ -178,7 +178,7 @@ def test_order__of_creation__our_readers() -> None:
     assert [node.name for node in ordered] == names
 
 
-KINDS = [Kind.EXCLUSIVE, Kind.READ, Kind.READ, Kind.LEASE, Kind.WRITE, Kind.READ]
+KINDS = [Kind.EXCLUSIVE, Kind.READ, Kind.READ, Kind.PERMIT, Kind.WRITE, Kind.READ]
 NODES = [Node(other(place, kind), kind, "", place) for place, kind in enumerate(KINDS)]
 GUID = "0f8fad5b-d9cb-469f-a165-708677289502"
 CHOICES = [frozenset(choice) for size in range(5) for choice in itertools.combinations(Kind, size)]
@@ -221,7 +221,7 @@ def test_downgraded() -> None:
 )  # fmt: skip
 def test_room(limits: list[int | None], room: int) -> None:
     """As many leases hold together as all of their limits allow, in their order, whatever stands between them."""
-    names = [other(2 * place, Kind.LEASE, limit) for place, limit in enumerate(limits)]
+    names = [other(2 * place, Kind.PERMIT, limit) for place, limit in enumerate(limits)]
     assert Queue(parse_names([*names, other(1, Kind.READ)])).room == room
 
 
@@ -230,3 +230,31 @@ def test_order__is_kept() -> None:
     order = Queue(NODES[::-1])
     assert list(order) == NODES[::-1]
     assert order.before(NODES[3].name, frozenset(Kind)) == [NODES[5], NODES[4]]
+
+
+def queue_of(*kinds: Kind, limit: int | None = None) -> tuple[list[str], queue.Queue]:
+    """Return the names of new nodes of these kinds, and a queue of them."""
+    prefixes = [queue.name_prefix(queue.new_guid(), kind, limit) for kind in kinds]
+    names = [f"{prefix}{number:010d}" for number, prefix in enumerate(prefixes)]
+    return names, queue.Queue([node for node in map(queue.parse_name, names) if node is not None])
+
+
+def test_waiting_behind__readers() -> None:
+    """Readers hold beside a reader, except readers behind a writer."""
+    names, found = queue_of(Kind.READ, Kind.READ, Kind.WRITE, Kind.READ)
+    assert [node.name for node in queue.waiting_behind(names[0], found)] == names[2:]
+    assert queue.waiting_behind(names[3], found) == []
+
+
+def test_waiting_behind__writers_and_permits() -> None:
+    """All nodes wait behind a writer; behind a permit those above the limit wait."""
+    names, found = queue_of(Kind.WRITE, Kind.READ, Kind.WRITE)
+    assert [node.name for node in queue.waiting_behind(names[0], found)] == names[1:]
+    names, found = queue_of(*[Kind.PERMIT] * 3, limit=2)
+    assert [node.name for node in queue.waiting_behind(names[0], found)] == names[2:]
+
+
+def test_waiting_behind__not_there() -> None:
+    """Nothing waits behind a node that is not in the queue."""
+    _names, found = queue_of(Kind.WRITE, Kind.READ)
+    assert queue.waiting_behind("", found) == []

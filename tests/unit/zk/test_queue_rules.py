@@ -31,7 +31,7 @@ from django_zklock.zk.queue import (
 )
 from tests.support.scripted_session import curators, other
 
-KINDS = {"X": Kind.EXCLUSIVE, "W": Kind.WRITE, "R": Kind.READ, "L": Kind.LEASE, "J": Kind.WRITE}
+KINDS = {"X": Kind.EXCLUSIVE, "W": Kind.WRITE, "R": Kind.READ, "L": Kind.PERMIT, "J": Kind.WRITE}
 
 
 def nodes_of(letters: str) -> list[Node]:
@@ -42,7 +42,7 @@ def node_of(place: int, letter: str) -> Node:
     if letter == "J":
         name = curators(place, Kind.WRITE)
     elif letter.isdigit() or letter == "L":
-        name = other(place, Kind.LEASE, int(letter) if letter.isdigit() else 9)
+        name = other(place, Kind.PERMIT, int(letter) if letter.isdigit() else 9)
     else:
         name = other(place, KINDS[letter])
     node = parse_name(name)
@@ -362,7 +362,7 @@ def proof_in(of: Rule, letters: str) -> list[int]:
     marks = {"(": Mark.of("work", "another"), "[": mark, "": None}
     nodes = []
     for place, (bracket, letter) in enumerate(re.findall(r"([(\[]?)(\w)[)\]]?", letters)):
-        kind, limit = (Kind.LEASE, int(letter)) if letter.isdigit() else (KINDS[letter], None)
+        kind, limit = (Kind.PERMIT, int(letter)) if letter.isdigit() else (KINDS[letter], None)
         nodes.append(parse_name(name_prefix(new_guid(marks[bracket]), kind, limit) + f"{place:010d}"))
     queue = Queue([node for node in nodes if node is not None])
     proof = of.proof_of_waiter(list(queue)[-1].name, queue, mark)

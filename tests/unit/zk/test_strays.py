@@ -138,15 +138,15 @@ def test_wait__reads_refused(script: Script, clock: Clock) -> None:
         (WRITE, [Kind.READ] * 3, [0, 1, 2]),
         (READ, [Kind.WRITE, Kind.READ, Kind.READ], [0]),
         # Nobody knows which of the leases is released first.
-        (semaphore(2), [Kind.LEASE] * 2, [0, 1]),
+        (semaphore(2), [Kind.PERMIT] * 2, [0, 1]),
         # The lease right before ours waits, and would tell us.
-        (semaphore(1), [Kind.LEASE] * 2, [1]),
+        (semaphore(1), [Kind.PERMIT] * 2, [1]),
     ],
 )
 def test_wait__every_kind(script: Script, clock: Clock, rule: Rule, kinds: list[Kind], suspects: list[int]) -> None:
     """The leader is asked about all nodes whose deletion is waited for, whatever the lock is."""
     limit = rule.limit
-    names = [other(number, kind, limit if kind is Kind.LEASE else None) for number, kind in enumerate(kinds)]
+    names = [other(number, kind, limit if kind is Kind.PERMIT else None) for number, kind in enumerate(kinds)]
     _contender, name = join_behind(script, *names, rule=rule)
     script.requests = [each for each in script.requests if each[0] != "children"]
     settle(script, name)
@@ -228,7 +228,7 @@ def test_try__taken_anew(script: Script, clock: Clock) -> None:
 
 def test_try__semaphore(script: Script, clock: Clock) -> None:
     """All leases are asked about, because any of them may be the stray."""
-    names = [other(number, Kind.LEASE, 2) for number in (1, 2)]
+    names = [other(number, Kind.PERMIT, 2) for number in (1, 2)]
     try_it(script, *names, rule=semaphore(2))
     clock.now += 15.0
     try_it(script, *names, rule=semaphore(2))

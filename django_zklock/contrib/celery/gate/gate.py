@@ -62,7 +62,7 @@ class Gate:
         self.pid = os.getpid()
         # Names this process in tickets, and is known to no other but its children.
         self.origin = secrets.token_hex(8)
-        self.window = delivery.PrefetchWindow(lambda: min(len(self.outside_window), self.max_parked))
+        self.window = delivery.PrefetchWindow(lambda: min(len(self.parked), self.max_parked))
         parked = consumer.app.conf.get("zklock_gate_max_parked")
         self.max_parked = MAX_PARKED if parked is None else max(0, int(parked))
         # Events that should not happen, by name.
@@ -73,7 +73,7 @@ class Gate:
         self.requests: dict[int, GateRequest] = {}
         # Those of them that are DECIDED, in that order; and that wait in addition to Celery's window.
         self.decided: dict[int, GateRequest] = {}
-        self.outside_window: set[int] = set()
+        self.parked: set[int] = set()
         self.slots = Slots(consumer.controller, self.decided, self.start_checks)
         self._checks = False
         # Where messages that go back are published, and from when on (monotonic clock).
@@ -173,12 +173,12 @@ class Gate:
             self.decided.setdefault(hold_id, request)
         else:
             self.decided.pop(hold_id, None)
-        is_outside = phase is Phase.WAITING or (phase is Phase.DECIDED and request.contended)
-        if is_outside != (hold_id in self.outside_window):
-            if is_outside:
-                self.outside_window.add(hold_id)
+        is_parked = phase is Phase.WAITING or (phase is Phase.DECIDED and request.contended)
+        if is_parked != (hold_id in self.parked):
+            if is_parked:
+                self.parked.add(hold_id)
             else:
-                self.outside_window.discard(hold_id)
+                self.parked.discard(hold_id)
             self.window.refresh()
 
     def carry_out(self, request: GateRequest, effects: Iterable[Effect]) -> None:

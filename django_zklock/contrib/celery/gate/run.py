@@ -13,6 +13,7 @@ from celery.exceptions import TaskRevokedError
 from celery.worker.request import Request
 
 from django_zklock import signals
+from django_zklock.contrib.celery.gate.acquisition import GateAcquisition
 from django_zklock.contrib.celery.gate.attempt import AskingRequest
 from django_zklock.contrib.celery.gate.child_note import DELAY, ChildNote, ended_child_failure
 from django_zklock.contrib.celery.gate.request import Workplace
@@ -24,8 +25,6 @@ from django_zklock.contrib.celery.internals.tasks import keep_headers
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.contender import Contender
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.place import Place
-from django_zklock.zk.queue import RULES, Node, Queue
 from django_zklock.zk.waiting import monotonic
 
 logger = logging.getLogger("django_zklock.celery")
@@ -126,16 +125,12 @@ class GateRequest(AskingRequest):
         if attempt is None or not attempt.contender.session.connected:
             return
         contender = attempt.contender
+        contender.post(partial(contender.when_followed, ours, partial(self._followed, attempt)))
 
-        def on_queue(place: Place, queue: Queue | None, _error: Exception | None) -> None:
-            # On the connection's thread; not at all if the connection is lost before the answer.
-            own = place.node or ""
-            waiting = waiting_behind(own, queue) if queue is not None and own in queue else []
-            if self.attempt is attempt and any(f"{place.path}/{each.name}" not in ours for each in waiting):
-                self.gate.loop.post(partial(self.guarded, self._release_unclaimed))
-
-        for place in contender.places:
-            contender.session.post(partial(place.listing.list_queue, partial(on_queue, place)))
+    def _followed(self, attempt: GateAcquisition) -> None:
+        # On the connection's thread.
+        if self.attempt is attempt:
+            self.gate.loop.post(partial(self.guarded, self._release_unclaimed))
 
     def _release_unclaimed(self) -> None:
         with self._changing:
@@ -343,10 +338,3 @@ class GateRequest(AskingRequest):
         elif note is not None or child is None:
             return
         self._note = ChildNote(attempt.contender, facts)
-
-
-def waiting_behind(own: str, queue: Queue) -> list[Node]:
-    """Return the nodes behind the ``own`` one that wait for it or for another one."""
-    nodes = list(queue)
-    position = [node.name for node in nodes].index(own)
-    return [node for node in nodes[position + 1 :] if not RULES[node.kind].holds(node.name, queue)]

@@ -59,7 +59,7 @@ def test_over__from_everywhere(phase: Phase, verdict: Verdict) -> None:
     workplace.loop.turn()
     gate = workplace.gate
     assert (locked.phase, locked.attempts.ends) == (Phase.OVER, 0 if phase in {Phase.QUEUED, Phase.OVER} else 1)
-    assert not any((gate.decided, gate.outside_window, gate.slots.in_hand))
+    assert not any((gate.decided, gate.parked, gate.slots.in_hand))
     if phase is not Phase.OVER:
         assert gate.requests == {}
         assert not {"on_accepted", "on_success", "on_failure", "on_timeout"} & vars(locked.request).keys()
@@ -74,9 +74,9 @@ def test_window__those_that_wait() -> None:
         locked.contended = contended
         for phase, verdict in [(Phase.WAITING, Verdict.NONE), (Phase.DECIDED, Verdict.GRANTED)]:
             put(locked, phase, verdict)
-            found.append(len(workplace.gate.outside_window))
+            found.append(len(workplace.gate.parked))
     put(locked, Phase.SUBMITTED, Verdict.GRANTED)
-    assert [*found, len(workplace.gate.outside_window)] == [1, 0, 1, 1, 0]
+    assert [*found, len(workplace.gate.parked)] == [1, 0, 1, 1, 0]
 
 
 def test_lost__kills_no_later_task() -> None:

@@ -165,7 +165,7 @@ class Workplace:
         self.gate: Any = Gate.__new__(Gate)
         vars(self.gate).update(
             consumer=consumer, loop=self.loop, counts=Counter(), requests={}, decided={}, rests={},
-            outside_window=set(), origin="worker", scoreboard=Scoreboard(), forks=forks, _checks=False,
+            parked=set(), origin="worker", scoreboard=Scoreboard(), forks=forks, _checks=False,
             _publishes_from=0.0, _confirming=None,
             child_watcher=self.watcher, max_parked=300,
             window=SimpleNamespace(refresh=lambda: None),

@@ -426,7 +426,7 @@ class World:
         assert all(len(each) == 1 for each in fates), f"messages are lost: {fates}"
         assert not self.gate.requests, "a request is left"
         assert not self.gate.decided
-        assert not self.gate.outside_window
+        assert not self.gate.parked
         assert not self.queue, "the lock is not released"
         assert (self.semaphore.value, self.gate.slots.in_hand) == (self.size, 0), "a slot is lost"
         self.scoreboard.free = self.cells

@@ -19,7 +19,7 @@ def script() -> Script:
 
 
 def lease(sequence: int, limit: int | None = 2) -> str:
-    return other(sequence, Kind.LEASE, limit)
+    return other(sequence, Kind.PERMIT, limit)
 
 
 def watched(script: Script, own: str) -> set[str]:
