@@ -6,7 +6,7 @@ SHELL := /bin/bash
 
 # The newest Python that really runs; `make PYTHON=…` takes another.
 PYTHON ?= $(firstword $(shell .ci/pythons))
-# As many as the machine can take, which is measured, see tests/support/timing.py; or a number.
+# As many as the machine can take, which is measured, see tests/toolbox/timing.py; or a number.
 PROCESSES ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,7 +37,7 @@ check-units: $(READY)
 # The machine is measured before anything runs that would be measured too.
 .PHONY: test
 test: lint $(READY) | os-test ## every check
-	ZKLOCK_SLOWNESS=$$($(BIN)/python -m tests.support.timing) \
+	ZKLOCK_SLOWNESS=$$($(BIN)/python -m tests.toolbox.timing) \
 		$(MAKE) --jobs=2 --keep-going --output-sync=target --no-print-directory \
 		test-live types docs test-asynchronous
 

@@ -16,9 +16,9 @@ import django
 from kazoo.client import KazooClient
 
 from django_zklock.connections import connections
-from tests.support.any_server import packets_received
-from tests.support.many_locks import hold_many
+from tests.toolbox.locks.many_locks import hold_many
 from tests.toolbox.network.port import LOOPBACK
+from tests.toolbox.zookeeper.any_server import packets_received
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 ROUNDS = 15

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.support.tree_reader import Observer
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.celery.workshop import Sent, Workshop
 from tests.toolbox.processes.status import status
+from tests.toolbox.zookeeper.observer import Observer
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 TIMEOUT = 120.0

@@ -19,8 +19,8 @@ from django.core.management import call_command
 from kazoo.client import KazooClient
 
 from django_zklock.connections import connections
-from tests.support.any_server import packets_received
-from tests.support.many_locks import hold_many
+from tests.toolbox.locks.many_locks import hold_many
+from tests.toolbox.zookeeper.any_server import packets_received
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 ROUNDS = 7

@@ -8,9 +8,9 @@ import threading
 import time
 from contextlib import ExitStack, closing
 
-from tests.support.protocol.jute import INT, integer
-from tests.support.protocol.operations import Create, GetChildren, GetData, Home, Operation
-from tests.support.protocol.session_client import connect_frame
+from tests.toolbox.protocol.jute import INT, integer
+from tests.toolbox.protocol.operations import Create, GetChildren, GetData, Home, Operation
+from tests.toolbox.protocol.session_client import connect_frame
 
 Address = tuple[str, int]
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from benchmarks.pipeline import SESSIONS, Address, mixed, prepare, rate, set_up_sessions
 from django_zklock.testing import ZooKeeperServer
-from tests.support.protocol.operations import Create, Exists, GetData
 from tests.toolbox.network.port import LOOPBACK
+from tests.toolbox.protocol.operations import Create, Exists, GetData
 from tests.toolbox.zookeeper.devserver import DevServer
 from tests.toolbox.zookeeper.server import ZooKeeper
 

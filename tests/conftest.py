@@ -24,13 +24,14 @@ from django_zklock.zk import background
 from django_zklock.zk.held import held_stack
 from django_zklock.zk.pool import SESSION_BUDGET, Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support import package_limits, timing
-from tests.support.any_server import Server
-from tests.support.timing import MAX_SESSION, SLOWNESS, scaled
-from tests.support.tree_reader import MakePool, Observer
+from tests.toolbox import package_limits, timing
 from tests.toolbox.curator.clients import Curator
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.processes.process import Process
 from tests.toolbox.processes.stacks import STACKS, Stacks
+from tests.toolbox.timing import MAX_SESSION, SLOWNESS, scaled
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
@@ -298,7 +299,7 @@ def root() -> str:
 def make_pool(server: Server, root: str) -> Iterator[MakePool]:
     """Return a function that makes pools, of that server unless told otherwise, closed at the end.
 
-    Their times are those of a quiet machine, see :mod:`tests.support.timing`.
+    Their times are those of a quiet machine, see :mod:`tests.toolbox.timing`.
     """
     pools: list[Pool] = []
 

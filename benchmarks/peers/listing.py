@@ -13,7 +13,7 @@ from benchmarks.peers.arena import MEMORY, Arena, LastingZooKeeper, module
 from benchmarks.peers.counters import CountedZooKeeper
 from benchmarks.peers.program import Figures, Program
 from benchmarks.peers.scenario import Round
-from tests.support.many_locks import hold_many
+from tests.toolbox.locks.many_locks import hold_many
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 

@@ -14,9 +14,9 @@ from benchmarks.peers.arena import Arena
 from benchmarks.peers.counters import cpu_seconds
 from benchmarks.peers.program import Figures, ProgramError
 from benchmarks.peers.scenario import Round
-from tests.support.tree_reader import Observer
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.celery.workshop import Workshop
+from tests.toolbox.zookeeper.observer import Observer
 
 CONCURRENCY = 4
 # Messages for each child that the worker takes in advance: Celery's default.

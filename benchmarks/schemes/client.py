@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from tests.support.protocol.jute import INT, Reader, integer
-from tests.support.protocol.operations import Create, Delete, Exists, GetChildren, Home, Operation, Sync
-from tests.support.protocol.session_client import connect_frame
+from tests.toolbox.protocol.jute import INT, Reader, integer
+from tests.toolbox.protocol.operations import Create, Delete, Exists, GetChildren, Home, Operation, Sync
+from tests.toolbox.protocol.session_client import connect_frame
 
 Address = tuple[str, int]
 

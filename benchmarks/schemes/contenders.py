@@ -14,7 +14,7 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import RULES, Kind, name_prefix, new_guid
-from tests.support.protocol.operations import EPHEMERAL, SEQUENCE
+from tests.toolbox.protocol.operations import EPHEMERAL, SEQUENCE
 
 # The time between two lists of a waiter that polls, in seconds.
 POLL_INTERVAL = 1.0

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from benchmarks.schemes.client import NOTIFICATION, Address, take_frames
-from tests.support.protocol.jute import INT
+from tests.toolbox.protocol.jute import INT
 
 if TYPE_CHECKING:
     from typing import Self

@@ -19,10 +19,10 @@ from django_zklock.zk.node_data import Identity, Work
 from tests.browser import chromium
 from tests.browser.site_process import Site
 from tests.browser.visitor import TIMEOUT, WIDE, Visitor
-from tests.support.timing import scaled
-from tests.support.tree_reader import Observer
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.celery.workshop import Workshop
+from tests.toolbox.timing import scaled
+from tests.toolbox.zookeeper.observer import Observer
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 HERE = Path(__file__).resolve().parent

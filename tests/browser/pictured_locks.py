@@ -19,7 +19,7 @@ from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import trail
 from django_zklock.zk.ops.trail import Action
 from django_zklock.zk.queue import Kind
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 MINUTE = 60.0
 HOUR = 60 * MINUTE

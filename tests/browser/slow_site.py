@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.apps import AppConfig
 
-from tests.support.package_limits import LIMITS, scale_limits
+from tests.toolbox.package_limits import LIMITS, scale_limits
 
 
 class SlowSite(AppConfig):

@@ -18,12 +18,11 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import Visit
 from tests.browser.visitor import LIST
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
 from tests.toolbox.celery.program import run_in_shell
 from tests.toolbox.celery.worker import Worker
 from tests.toolbox.celery.workshop import Sent, Workshop
 from tests.toolbox.processes.project import PROJECT
+from tests.toolbox.timing import scaled, wait_until
 
 # Seconds. A worker writes about a task that has run for five seconds, and looks after its tasks once in a while.
 SOON = scaled(60)

@@ -14,7 +14,7 @@ from django_zklock.testing import ZooKeeperServer
 from tests.browser.conftest import OpenSite, Visit
 from tests.browser.site_process import Site
 from tests.browser.visitor import LIST, page_of
-from tests.support.timing import GRACE, scaled
+from tests.toolbox.timing import GRACE, scaled
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 CONNECT_TIMEOUT = scaled(1)

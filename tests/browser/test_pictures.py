@@ -22,7 +22,7 @@ from tests.browser.pictured_locks import Contender
 from tests.browser.site_process import Site
 from tests.browser.test_hostile import ENDLESS, KEYS
 from tests.browser.visitor import LIST, SIZES, Visitor, page_of, rows_on_a_screen
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 from tests.toolbox.zookeeper.ensemble import Ensemble
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

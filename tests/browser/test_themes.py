@@ -16,8 +16,8 @@ from tests.browser import pictured_locks
 from tests.browser.conftest import OpenSite
 from tests.browser.site_process import Site
 from tests.browser.visitor import AUDIT, DAMAGE, LIST, SIZES, STILL, TIMEOUT, page_of, rows_on_a_screen
-from tests.support.timing import GRACE
 from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.timing import GRACE
 
 THEMES = ("unfold", "jazzmin", "grappelli")
 # Of our own part of the page: what a theme paints around it is its own.

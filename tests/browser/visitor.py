@@ -10,7 +10,7 @@ from django.contrib.admin.utils import quote
 from playwright.sync_api import ConsoleMessage, Locator, Page, Request, ViewportSize
 
 from django_zklock.zk import paths
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 LIST = "/admin/django_zklock/lock/"
 WIDE: ViewportSize = {"width": 1280, "height": 640}

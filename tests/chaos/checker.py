@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 from .history import Row
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 from .history import write
 

@@ -11,9 +11,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
 from tests.toolbox.processes.process import Process
+from tests.toolbox.timing import scaled, wait_until
 
 from .cluster import Cluster, faketime
 from .history import FOLDER, write

@@ -18,8 +18,8 @@ from typing import Any, Literal, Self
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, ReconfigInProcessError
 
-from tests.support.timing import scaled
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy
+from tests.toolbox.timing import scaled
 from tests.toolbox.zookeeper.cuttable_ensemble import Peers
 from tests.toolbox.zookeeper.server import ZooKeeper
 

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 from .cluster import Cluster, Effect, Server, Way
 from .history import write

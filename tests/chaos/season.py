@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
 
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 from .checker import Checker, Finding
 from .clients import ROOT, Clients

@@ -16,7 +16,7 @@ from tests.chaos.history import FOLDER, Row, read, write
 from tests.chaos.nemesis import Fault, ServerFaults
 from tests.chaos.picture import draw
 from tests.chaos.season import Witness, season
-from tests.support.tree_reader import wait_until
+from tests.toolbox.timing import wait_until
 
 # Of faults; before them all is started and warmed up, and after them each task ends, is counted, and leaves nothing.
 SECONDS = 40.0

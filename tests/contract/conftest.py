@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.any_server import Server
-from tests.support.queued_contenders import Standing
-from tests.support.tree_reader import MakePool, Observer
+from tests.toolbox.locks.contenders import Standing
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 KINDS: dict[str, Callable[[], contextlib.AbstractContextManager[Server]]] = {

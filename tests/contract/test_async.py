@@ -12,11 +12,12 @@ from django_zklock.zk.held import Held, current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from tests.support.cancellation import BEFORE, Canceller, nothing_left
-from tests.support.threads import Runner
-from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import GRACE, wait_until
+from tests.toolbox.zookeeper.observer import Observer
 
-pytest_plugins = ["tests.support.slow_deadlines"]
+pytest_plugins = ["tests.toolbox.slow_deadlines"]
 
 
 def test_async_with(pool: Pool, observer: Observer) -> None:

@@ -20,10 +20,12 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import SESSION_BUDGET, Pool
 from django_zklock.zk.queue import READ, WRITE, semaphore
 from django_zklock.zk.wire import MAX_REQUEST
-from tests.support.any_server import Server
-from tests.support.threads import Runner, waiting_in
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.processes.forked_child import fork
+from tests.toolbox.threads import Runner, waiting_in
+from tests.toolbox.timing import wait_until
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
 # Before the path in ZooKeeper's CloseSessionTxn.
 LENGTH = 4

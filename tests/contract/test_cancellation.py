@@ -24,12 +24,14 @@ from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import Cancellation
-from tests.support.any_server import Server
-from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
-pytest_plugins = ["tests.support.slow_deadlines"]
+pytest_plugins = ["tests.toolbox.slow_deadlines"]
 
 LONG = 60.0
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -22,14 +22,15 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Kind, Rule, name_prefix, new_guid, semaphore
-from tests.support.any_server import Server
-from tests.support.django_layer import Ensemble, OtherClient, Recorder
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.django.layer import Ensemble, OtherClient, Recorder
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import UP, Proxy, requests
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled, wait_until
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
-pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures", "tests.toolbox.slow_deadlines"]
 
 MULTI = 14
 

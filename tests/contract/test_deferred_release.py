@@ -23,13 +23,15 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from django_zklock.zk.waiting import Cancellation
-from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.processes.forked_child import fork
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
+from tests.toolbox.zookeeper.observer import Observer
 
 pytestmark = pytest.mark.oldest
 
-pytest_plugins = ["tests.support.agents", "tests.support.slow_deadlines"]
+pytest_plugins = ["tests.support.agents", "tests.toolbox.slow_deadlines"]
 
 # Seconds, for what must not happen: a wait that never ends.
 LONG = 60.0

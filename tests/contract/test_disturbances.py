@@ -16,12 +16,13 @@ from django_zklock.zk.contender import State
 from django_zklock.zk.held import held_stack
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from tests.support.any_server import Server
-from tests.support.loss_recorder import Losses
-from tests.support.threads import Runner, waiting_in
-from tests.support.timing import GRACE, LONG_SESSION, scaled
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.losses import Losses
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
+from tests.toolbox.threads import Runner, waiting_in
+from tests.toolbox.timing import GRACE, LONG_SESSION, scaled, wait_until
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
 CREATE2 = 15
 

@@ -14,12 +14,13 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
-from tests.support.any_server import Server
-from tests.support.queued_contenders import Standing, settle
-from tests.support.threads import waiting_in
-from tests.support.tree_reader import MakePool, Observer
 from tests.toolbox.curator.clients import Curator
 from tests.toolbox.curator.installation import curator_version
+from tests.toolbox.locks.contenders import Standing, settle
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import waiting_in
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
 # The first release whose downgrade keeps the sequence number.
 SINCE = (5, 5)

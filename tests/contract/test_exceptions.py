@@ -33,11 +33,12 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.session import Session
 from django_zklock.zk.waiting import AutoResetEvent, Cancellation
 from tests.support.exception_injection import Injected, Injector, Place
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled, wait_until
+from tests.toolbox.zookeeper.observer import Observer
 
-pytest_plugins = ["tests.support.slow_deadlines"]
+pytest_plugins = ["tests.toolbox.slow_deadlines"]
 
 pytestmark = [
     # What strikes in a finalizer goes no further.

@@ -29,12 +29,11 @@ from kombu.utils.json import dumps, loads
 
 from django_zklock import zk_locked
 from django_zklock.key_value import key_text
-from tests.support.django_layer import Ensemble
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
+from tests.toolbox.django.layer import Ensemble
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled, wait_until
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 LONG = scaled(60)
 

@@ -17,10 +17,10 @@ from django_zklock.exceptions import LockTimeout
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.session import Session
-from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.timing import GRACE, wait_until
 
-pytest_plugins = ["tests.support.slow_deadlines"]
+pytest_plugins = ["tests.toolbox.slow_deadlines"]
 
 MOMENT = dt.datetime(2020, 2, 29, tzinfo=dt.UTC)
 

@@ -15,10 +15,11 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, Rule, semaphore
 from django_zklock.zk.session import MAX_WATCHES_PER_WRITE
-from tests.support.threads import Runner
-from tests.support.timing import LONG_SESSION, scaled
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import DOWN, Proxy
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import LONG_SESSION, scaled, wait_until
+from tests.toolbox.zookeeper.observer import Observer
 
 MANY = 2 * MAX_WATCHES_PER_WRITE + 3
 

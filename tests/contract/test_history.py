@@ -14,11 +14,13 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
-from tests.support.any_server import Server
 from tests.support.hold_history import History, Hold
-from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import Proxy
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
 THREADS = TASKS = 4
 ROUNDS = 40

@@ -17,12 +17,12 @@ import pytest
 
 from django_zklock import LockLost, current_lock, interrupt, zk_lock, zk_locked
 from django_zklock.zk.held import Held
-from tests.support.any_server import Server
-from tests.support.django_layer import Ensemble
-from tests.support.threads import Runner
-from tests.support.timing import scaled
+from tests.toolbox.django.layer import Ensemble
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled
+from tests.toolbox.zookeeper.any_server import Server
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 SAYS = r"lock 'k' was lost after \d+\.\d s: its node was deleted; .*fence with token \d+"

@@ -12,12 +12,13 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, semaphore
 from tests.support.cancellation import BEFORE, HELD, WAITING, Canceller, nothing_left
-from tests.support.queued_contenders import RULES, Standing
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.contenders import RULES, Standing
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled, wait_until
+from tests.toolbox.zookeeper.observer import Observer
 
-pytest_plugins = ["tests.support.slow_deadlines"]
+pytest_plugins = ["tests.toolbox.slow_deadlines"]
 
 TOGETHER = [("read", "read"), ("lease", "lease")]
 # Seconds, on a machine that is busy with other things.

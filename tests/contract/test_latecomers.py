@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from django_zklock.zk.lock import Lock
-from tests.support.any_server import Server
 from tests.support.child_process import Player
 from tests.support.late_writer import Account
-from tests.support.tree_reader import MakePool
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.zookeeper.any_server import Server
 
 
 @pytest.fixture

@@ -9,10 +9,12 @@ import pytest
 
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import semaphore
-from tests.support.any_server import Server
-from tests.support.queued_contenders import Standing, settle
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.contenders import Standing, settle
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
+from tests.toolbox.timing import wait_until
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
 SET_DATA = 5
 TWO = semaphore(2)

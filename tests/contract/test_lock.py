@@ -13,15 +13,16 @@ from django_zklock.zk.held import current, held_stack
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
-from tests.support.odd_keys import ODD
-from tests.support.queued_contenders import node_of
-from tests.support.threads import Runner
-from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.contenders import node_of
+from tests.toolbox.locks.odd_keys import ODD
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import GRACE, wait_until
+from tests.toolbox.zookeeper.observer import Observer
 
 pytestmark = pytest.mark.oldest
 
-pytest_plugins = ["tests.support.slow_deadlines"]
+pytest_plugins = ["tests.toolbox.slow_deadlines"]
 
 
 @pytest.mark.usefixtures("unhurried")

@@ -12,15 +12,14 @@ import pytest
 
 from django_zklock import AsyncUnsafe, LockConflict, LockTimeout, current_lock, zk_lock, zk_locked
 from django_zklock.zk.held import Held
-from tests.support.django_layer import Ensemble, OtherClient, Recorder
-from tests.support.threads import Runner
-from tests.support.timing import GRACE, LONG_SESSION, scaled
-from tests.support.tree_reader import wait_until
+from tests.toolbox.django.layer import Ensemble, OtherClient, Recorder
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import GRACE, LONG_SESSION, scaled, wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures", "tests.toolbox.slow_deadlines"]
 
 Make = Callable[..., Callable[..., Any]]
 

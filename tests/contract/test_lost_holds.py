@@ -19,9 +19,11 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import READ, semaphore
-from tests.support.queued_contenders import RULES
-from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.contenders import RULES
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
+from tests.toolbox.zookeeper.observer import Observer
 
 LONG = 30.0
 

@@ -10,11 +10,12 @@ from kazoo.client import KazooClient
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, WRITE, Rule
-from tests.support.any_server import Server
 from tests.support.other_recipes import visible_kazoo_lock
-from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, Observer
 from tests.toolbox.curator.clients import Curator
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
 ROUNDS = (67, 67, 66)
 # Seconds for one turn, and for all of them.

@@ -16,11 +16,12 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
-from tests.support.any_server import Server
 from tests.support.other_recipes import KAZOO_LOCKS, OfCurator, OfKazoo, Other
-from tests.support.threads import Runner, waiting_in
-from tests.support.tree_reader import Observer, wait_until
 from tests.toolbox.curator.clients import Curator
+from tests.toolbox.threads import Runner, waiting_in
+from tests.toolbox.timing import wait_until
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
 Join = Callable[[str], Other]
 

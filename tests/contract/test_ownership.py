@@ -32,14 +32,15 @@ from django_zklock.zk.held import Held, current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import READ, WRITE, semaphore
-from tests.support.any_server import Server
-from tests.support.threads import Runner, run_foreign
-from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner, run_foreign
+from tests.toolbox.timing import scaled, wait_until
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
 pytestmark = pytest.mark.oldest
 
-pytest_plugins = ["tests.support.agents", "tests.support.slow_deadlines"]
+pytest_plugins = ["tests.support.agents", "tests.toolbox.slow_deadlines"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # Seconds, for what must not happen: a wait that never ends.

@@ -13,10 +13,11 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from django_zklock.zk.lock import Lock
-from tests.support.any_server import Server
 from tests.support.child_process import Player
-from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.timing import GRACE, wait_until
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
 MakePlayer = Callable[..., Player]
 

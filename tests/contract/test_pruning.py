@@ -16,9 +16,11 @@ from django_zklock.zk import paths, scripts
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.pool import Pool
-from tests.support.any_server import Server
-from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
 KEYS = 20
 GUID = "01234567-89ab-cdef-0123-456789abcdef"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from django_zklock.zk.lock import Lock
-from tests.support.queued_contenders import RULES
-from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.contenders import RULES
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
+from tests.toolbox.zookeeper.observer import Observer
 
 
 @pytest.mark.parametrize("keys", ["k", ["k", "l"]], ids=["one", "several"])

@@ -21,13 +21,14 @@ from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.ops import actions, search, snapshots
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import AsyncAutoResetEvent
-from tests.support.any_server import Server
-from tests.support.queued_contenders import RULES, Standing
-from tests.support.threads import Runner
-from tests.support.timing import GRACE, scaled
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.contenders import RULES, Standing
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import GRACE, scaled, wait_until
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
 DELETION = 14  # a multi
 LONG = "invoice:" + "x" * 500

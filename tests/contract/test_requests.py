@@ -18,12 +18,12 @@ from django_zklock.zk.scripts import MAX_READS, RequestScript
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire import MAX_READS_PER_REQUEST, NoAuthError, NoNodeError, Read
 from django_zklock.zk.wire.requests import MultiRead
-from tests.support.any_server import Server
-from tests.support.threads import Runner
-from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.network.tcp_proxy import DOWN, Proxy
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import GRACE, wait_until
+from tests.toolbox.zookeeper.any_server import Server
 
 UNKNOWN_OPCODE = 77
 MANY = MAX_READS + MAX_READS_PER_REQUEST + 3

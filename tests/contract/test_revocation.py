@@ -21,16 +21,17 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import semaphore
-from tests.support.any_server import Server
-from tests.support.django_layer import Ensemble, Recorder
-from tests.support.queued_contenders import RULES, Standing, settle
-from tests.support.threads import Runner
-from tests.support.timing import GRACE, LONG_SESSION, scaled
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.django.layer import Ensemble, Recorder
+from tests.toolbox.locks.contenders import RULES, Standing, settle
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import GRACE, LONG_SESSION, scaled, wait_until
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 HEARTBEATS = 6
 GET_DATA = 4

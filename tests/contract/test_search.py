@@ -13,8 +13,9 @@ from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.ops.search import LockFilter, Ordering
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import READ
-from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, Observer
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.timing import GRACE
+from tests.toolbox.zookeeper.observer import Observer
 
 GUID = "01234567-89ab-cdef-0123-456789abcdef"
 

@@ -18,15 +18,16 @@ from django_zklock.zk.held import current, held_stack
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
-from tests.support.any_server import Server
 from tests.support.cancellation import BEFORE, HELD, WAITING, Canceller, nothing_left
-from tests.support.queued_contenders import RULES
-from tests.support.threads import Runner, waiting_in
-from tests.support.timing import GRACE, LONG_SESSION, scaled
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.contenders import RULES
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
+from tests.toolbox.threads import Runner, waiting_in
+from tests.toolbox.timing import GRACE, LONG_SESSION, scaled, wait_until
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
-pytest_plugins = ["tests.support.slow_deadlines"]
+pytest_plugins = ["tests.toolbox.slow_deadlines"]
 
 MULTI = 14
 

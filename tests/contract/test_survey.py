@@ -14,9 +14,10 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.pool import Pool
-from tests.support.threads import Runner
-from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, Observer
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import GRACE
+from tests.toolbox.zookeeper.observer import Observer
 
 
 def test_queues__holder_and_waiters(pool: Pool, make_pool: MakePool, observer: Observer) -> None:

@@ -12,11 +12,12 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import semaphore
 from django_zklock.zk.wire.client import Wire
-from tests.support.any_server import Server, packets_received
-from tests.support.queued_contenders import is_next, is_watching
-from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.contenders import is_next, is_watching
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import UP, Proxy, requests
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
+from tests.toolbox.zookeeper.any_server import Server, packets_received
 
 CONNECT, CREATE2, CREATE_CONTAINER, GET_CHILDREN, DELETE, GET_DATA, PING = 0, 15, 19, 8, 2, 4, 11
 SET_DATA, REMOVE_WATCHES = 5, 18

@@ -17,11 +17,11 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions, snapshots, trail
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import new_guid
-from tests.support.any_server import Server
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled, wait_until
+from tests.toolbox.zookeeper.any_server import Server
 
 LONG = "invoice:" + "x" * 500
 

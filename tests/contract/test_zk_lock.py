@@ -25,14 +25,14 @@ from django_zklock import (
 from django_zklock.connections import connections
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import snapshots
-from tests.support.django_layer import Ensemble, OtherClient
-from tests.support.threads import Runner
-from tests.support.timing import GRACE
+from tests.toolbox.django.layer import Ensemble, OtherClient
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import GRACE
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures", "tests.toolbox.slow_deadlines"]
 
 
 def test_zk_lock__does_nothing_yet(ensemble: Ensemble) -> None:

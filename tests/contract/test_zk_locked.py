@@ -11,11 +11,11 @@ import pytest
 from asgiref.sync import sync_to_async
 
 from django_zklock import LockConflict, LockLost, LockTimeout, current_lock, zk_locked
-from tests.support.django_layer import Ensemble, OtherClient
-from tests.support.threads import Runner
-from tests.support.tree_reader import wait_until
+from tests.toolbox.django.layer import Ensemble, OtherClient
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 
 def test_zk_locked__one_at_a_time(ensemble: Ensemble) -> None:

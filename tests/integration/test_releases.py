@@ -20,8 +20,8 @@ import pytest
 
 from django_zklock import zk_lock
 from django_zklock.testing import ZooKeeperServer
-from tests.support.timing import scaled
 from tests.toolbox.brokers.redis import Redis
+from tests.toolbox.timing import scaled
 
 if TYPE_CHECKING:
     from pytest_django import Settings

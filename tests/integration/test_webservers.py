@@ -26,14 +26,14 @@ from django.test import Client
 from django.urls import path
 
 from django_zklock import current_lock, zk_lock, zk_locked
-from tests.support.any_server import Server
-from tests.support.django_layer import Ensemble
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import Observer, wait_until
+from tests.toolbox.django.layer import Ensemble
 from tests.toolbox.network.port import free_port
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled, wait_until
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LONG = scaled(60)

@@ -27,8 +27,8 @@ from kazoo.client import KazooClient
 
 from django_zklock.testing import ZooKeeperServer
 from tests.support.doc_blocks import Block, runs
-from tests.support.timing import scaled
 from tests.toolbox.processes.process import StartError
+from tests.toolbox.timing import scaled
 
 # One after the other, also where tests run at once: each would like to have port 8000.
 pytestmark = [pytest.mark.once, pytest.mark.xdist_group("demo")]

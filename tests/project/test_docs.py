@@ -26,8 +26,8 @@ from django_zklock.zk.ops import trail
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 from django_zklock.zk.pool import PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.error_codes import CODES_OF_ZOOKEEPER, UNKNOWN
 from tests.support.reference_pages import REFERENCE, sections
+from tests.toolbox.protocol.error_codes import CODES_OF_ZOOKEEPER, UNKNOWN
 
 
 def field_of(section: str, name: str) -> str:

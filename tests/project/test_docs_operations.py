@@ -13,7 +13,7 @@ import yaml
 import django_zklock
 from tests.support.doc_blocks import BLOCKS, PAGES, Block, runs
 from tests.support.reference_pages import sections
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 from tests.toolbox.zookeeper.ensemble import Ensemble
 
 ZOOKEEPER = "docs/explanation/zookeeper.md"

@@ -29,21 +29,21 @@ from django_zklock import ZkLockError, zk_lock
 from django_zklock.connections import connections
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.ops import actions, snapshots
-from tests.support.command import Screen, Type, run
-from tests.support.django_layer import Ensemble
 from tests.support.doc_blocks import BLOCKS, ROOT, Block, execute, masked, runs
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import Observer, wait_until
 from tests.toolbox.curator.installation import HOW_TO_GET_CURATOR, find_curator
+from tests.toolbox.django.command import Screen, Type, run
+from tests.toolbox.django.layer import Ensemble
 from tests.toolbox.network.certificates import Authority
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.processes.java import QUICK_START, find_java
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled, wait_until
+from tests.toolbox.zookeeper.observer import Observer
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytest_plugins = ["tests.support.settings_fixtures", "tests.support.command_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures", "tests.toolbox.django.command_fixtures"]
 
 Blocks = list[Block]
 Stand = Callable[..., str]

@@ -36,16 +36,15 @@ from django_zklock import (
 )
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
-from tests.support.django_layer import Ensemble, OtherClient
 from tests.support.doc_blocks import ROOT, Block, execute, runs
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
+from tests.toolbox.django.layer import Ensemble, OtherClient
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled, wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 Blocks = list[Block]
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.doc_blocks import BLOCKS, Block, runs
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 if TYPE_CHECKING:
-    from tests.support.user_project import Shop
+    from tests.toolbox.django.user_project import Shop
 
-pytest_plugins = ["pytester", "tests.support.user_project"]
+pytest_plugins = ["pytester", "tests.toolbox.django.user_project"]
 
 PAGE = "docs/howto/test-your-code.md"
 # Each example says in its first line which file it is.

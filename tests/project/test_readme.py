@@ -13,7 +13,7 @@ from django.core.management import call_command
 
 from django_zklock import conf, current_lock, zk_lock
 from tests.support.doc_blocks import Block, execute, runs
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 Blocks = list[Block]
 

@@ -31,8 +31,8 @@ from benchmarks.schemes.measure import Span, count, cpu_time, settle, take_times
 from benchmarks.schemes.tap import Tap
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.queue import Kind
-from tests.support.protocol.jute import integer, long, text
-from tests.support.timing import scaled
+from tests.toolbox.protocol.jute import integer, long, text
+from tests.toolbox.timing import scaled
 
 pytestmark = pytest.mark.once
 

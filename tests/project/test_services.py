@@ -18,11 +18,11 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
-from tests.support.timing import scaled
 from tests.toolbox.brokers.rabbitmq import RabbitMQ
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.processes.process import NotInstalledError, Process, StartError
+from tests.toolbox.timing import scaled
 from tests.toolbox.zookeeper.devserver import DevServer
 from tests.toolbox.zookeeper.ensemble import Ensemble
 from tests.toolbox.zookeeper.server import ZooKeeper

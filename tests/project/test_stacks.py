@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
 from tests.toolbox.processes.process import Process, StartError
 from tests.toolbox.processes.project import ProjectProcess
 from tests.toolbox.processes.stacks import HERE, STACKS, Stacks
 from tests.toolbox.processes.stacks.sitecustomize import VARIABLE
+from tests.toolbox.timing import scaled, wait_until
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = pytest.mark.once

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import timing
+from tests.toolbox import timing
 
 pytestmark = pytest.mark.once
 pytest_plugins = ["pytester"]
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def printed(**environment: str) -> float:
     """Return what the program prints."""
-    command = [sys.executable, "-m", "tests.support.timing"]
+    command = [sys.executable, "-m", "tests.toolbox.timing"]
     found = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=True
     )

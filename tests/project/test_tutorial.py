@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.doc_blocks import BLOCKS, ROOT, Block, masked, runs
-from tests.support.timing import scaled
 from tests.toolbox.network.port import free_port
+from tests.toolbox.timing import scaled
 
 PAGE = "docs/tutorial/your-project.md"
 # The first line of a block with a file: its name, and whether the block is added to it.

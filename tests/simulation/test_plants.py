@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.plants import PACKAGE, PLANTS, Plant
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 pytestmark = pytest.mark.once
 

@@ -16,8 +16,8 @@ from django_zklock.zk.session import Session
 from django_zklock.zk.wire import Read, Write
 from tests.simulation.setting import Setting
 from tests.simulation.world import World, quiet
-from tests.support.timing import LONG_SESSION, scaled
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.timing import LONG_SESSION, scaled, wait_until
 
 pytestmark = pytest.mark.once
 

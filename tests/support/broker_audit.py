@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from tests.support.tree_reader import wait_until
 from tests.toolbox.brokers.rabbitmq import RabbitMQ
+from tests.toolbox.timing import wait_until
 
 # Seconds, enough for a busy machine.
 TIMEOUT = 40.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from django_zklock.zk.pool import Pool
-from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
 
 # What stands in a frame before the path or with it: its length, the header of a reply, and the length of a text.
 LENGTH, HEADER, TEXT = 4, 16, 4

@@ -10,7 +10,7 @@ from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from tests.support.tree_reader import wait_until
+from tests.toolbox.timing import wait_until
 
 # "asleep": the task waits for a future. "woken": that future is done, and the task has not gone on yet.
 Moment = Literal["asleep", "woken"]

@@ -12,7 +12,7 @@ from queue import Empty, Queue
 
 import pytest
 
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 REQUESTS = 4
 # Seconds.

@@ -20,7 +20,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 # For all of it to wait, and for all of it to be served; a machine may have other things to do.
 TIMEOUT = scaled(100)

@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from kazoo.client import KazooClient
 from kazoo.recipe.lock import Lock, ReadLock, Semaphore, WriteLock
 
-from tests.support.threads import Runner
-from tests.support.timing import scaled
 from tests.toolbox.curator.clients import Curator
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled
 
 # What each of kazoo's locks must be told to see Curator's nodes and ours: the names of those that are in its way.
 KAZOO_LOCKS: dict[str, tuple[type[Lock], list[str]]] = {

@@ -26,7 +26,7 @@ from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.real_parts import wire_of
+from tests.toolbox.locks.pools import wire_of
 from tests.toolbox.processes.raw_fork import raw_fork
 
 

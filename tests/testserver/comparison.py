@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.support.protocol.jute import Reader, Stat, TruncatedError, Value
-from tests.support.protocol.operations import (
+from tests.toolbox.protocol.jute import Reader, Stat, TruncatedError, Value
+from tests.toolbox.protocol.operations import (
     ANN,
     EPHEMERAL,
     MULTI_READ,
@@ -20,7 +20,7 @@ from tests.support.protocol.operations import (
     Operation,
     Ping,
 )
-from tests.support.protocol.raw_client import ClosedError, Event, Greeting, RawClient, Reply
+from tests.toolbox.protocol.raw_client import ClosedError, Event, Greeting, RawClient, Reply
 
 if TYPE_CHECKING:
     from typing import TypeAlias

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.protocol.operations import CREATE, CloseSession, Create, Home
-from tests.support.protocol.raw_client import RawClient
 from tests.testserver import snapshot
 from tests.testserver.server_area import Scene
+from tests.toolbox.protocol.operations import CREATE, CloseSession, Create, Home
+from tests.toolbox.protocol.raw_client import RawClient
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 HERE = Path(__file__).parent

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.support.protocol.jute import Reader, Value
-from tests.support.protocol.operations import Home, Operation
-from tests.support.protocol.raw_client import Greeting, RawClient
+from tests.toolbox.protocol.jute import Reader, Value
+from tests.toolbox.protocol.operations import Home, Operation
+from tests.toolbox.protocol.raw_client import Greeting, RawClient
 
 
 @dataclass(frozen=True)

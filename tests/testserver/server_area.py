@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from tests.support.protocol.operations import CloseSession, Create, Home
-from tests.support.protocol.raw_client import ClosedError, Greeting, RawClient
 from tests.testserver.sequential_client import Visitor
+from tests.toolbox.protocol.operations import CloseSession, Create, Home
+from tests.toolbox.protocol.raw_client import ClosedError, Greeting, RawClient
 
 
 class Scene:

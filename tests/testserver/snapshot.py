@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.protocol.jute import acl, buffer, integer, long, text
+from tests.toolbox.protocol.jute import acl, buffer, integer, long, text
 
 # The snapshot's ACL "world: all", and its number.
 OPEN, READ_ONLY = -1, 1

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hypothesis import strategies as st
 
-from tests.support.protocol.operations import (
+from tests.testserver.comparison import Call, Close, Resume, Settle, Step
+from tests.toolbox.protocol.operations import (
     ANN,
     CONTAINER,
     CREATE,
@@ -42,10 +43,9 @@ from tests.support.protocol.operations import (
     Sync,
     WhoAmI,
 )
-from tests.testserver.comparison import Call, Close, Resume, Settle, Step
 
 if TYPE_CHECKING:
-    from tests.support.protocol.jute import Acl, AclEntry, Path
+    from tests.toolbox.protocol.jute import Acl, AclEntry, Path
 
 
 T = TypeVar("T")

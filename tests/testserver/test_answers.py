@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.protocol.jute import Acl, Path, Stat, Value
-from tests.support.protocol.operations import (
+from tests.testserver.sequential_client import Visitor
+from tests.testserver.server_area import Scene
+from tests.toolbox.protocol.jute import Acl, Path, Stat, Value
+from tests.toolbox.protocol.operations import (
     ANN,
     CREATE,
     CREATE2,
@@ -36,8 +38,6 @@ from tests.support.protocol.operations import (
     Sync,
     WhoAmI,
 )
-from tests.testserver.sequential_client import Visitor
-from tests.testserver.server_area import Scene
 
 OK = 0
 INCONSISTENT, MARSHALLING, UNIMPLEMENTED, BAD_ARGUMENTS = -2, -5, -6, -8

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.protocol.jute import Path
-from tests.support.protocol.operations import (
+from tests.testserver.sequential_client import Visitor
+from tests.testserver.server_area import Scene
+from tests.toolbox.protocol.jute import Path
+from tests.toolbox.protocol.operations import (
     OPEN,
     SEQUENCE,
     AddWatch,
@@ -25,9 +27,7 @@ from tests.support.protocol.operations import (
     SetData,
     SetWatches,
 )
-from tests.support.protocol.raw_client import Event
-from tests.testserver.sequential_client import Visitor
-from tests.testserver.server_area import Scene
+from tests.toolbox.protocol.raw_client import Event
 
 CREATED, DELETED, CHANGED, CHILD = 1, 2, 3, 4
 CONNECTED = 3

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.protocol.operations import (
+from tests.testserver.server_area import Scene
+from tests.toolbox.protocol.operations import (
     EPHEMERAL,
     AddWatch,
     Auth,
@@ -17,8 +18,7 @@ from tests.support.protocol.operations import (
     Ping,
     WhoAmI,
 )
-from tests.support.protocol.raw_client import ClosedError, Greeting
-from tests.testserver.server_area import Scene
+from tests.toolbox.protocol.raw_client import ClosedError, Greeting
 
 REFUSED = Greeting(protocol=0, timeout=0, session=0, password=bytes(16), rest=b"\0")
 # The maximum size of a packet.

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.protocol.operations import (
+from tests.toolbox.protocol.operations import (
     EPHEMERAL,
     MULTI_READ,
     SEQUENCE,
@@ -33,8 +33,8 @@ from tests.support.protocol.operations import (
     SetWatches,
     Sync,
 )
-from tests.support.protocol.session_client import Talker
-from tests.support.timing import scaled
+from tests.toolbox.protocol.session_client import Talker
+from tests.toolbox.timing import scaled
 
 SESSIONS = 1000
 MANY = 10_000

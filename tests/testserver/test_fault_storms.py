@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_zklock.testing import Fault, ZooKeeperServer
-from tests.support.protocol.operations import (
+from tests.toolbox.protocol.operations import (
     EPHEMERAL,
     SEQUENCE,
     AddWatch,
@@ -29,8 +29,8 @@ from tests.support.protocol.operations import (
     SetWatches,
     Sync,
 )
-from tests.support.protocol.raw_client import ClosedError
-from tests.support.protocol.session_client import Talker
+from tests.toolbox.protocol.raw_client import ClosedError
+from tests.toolbox.protocol.session_client import Talker
 
 CLIENTS = 3
 OPERATIONS: list[Operation] = [

@@ -14,14 +14,14 @@ import pytest
 from django_zklock import LockTimeout, zk_lock
 from django_zklock.connections import connections
 from django_zklock.testing import ZooKeeperServer
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import Observer
 from tests.support.zkcli import ZkCli, transcript
 from tests.toolbox.curator.clients import Curator, CuratorClient, RefusedError
 from tests.toolbox.curator.installation import curator_version, find_curator
 from tests.toolbox.network.tcp_proxy import Proxy
 from tests.toolbox.processes.process import NotInstalledError
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled
+from tests.toolbox.zookeeper.observer import Observer
 from tests.toolbox.zookeeper.server import Installation, ZooKeeper
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from django_zklock.testing import Opcode, ZooKeeperServer
 from django_zklock.testing.server import reads
-from tests.support.any_server import Server
-from tests.support.protocol import jute
-from tests.support.protocol.operations import (
+from tests.toolbox.protocol import jute
+from tests.toolbox.protocol.operations import (
     CREATE2,
     CREATE_CONTAINER,
     CREATE_TTL,
@@ -48,9 +47,10 @@ from tests.support.protocol.operations import (
     Sync,
     WhoAmI,
 )
-from tests.support.protocol.raw_client import ClosedError, RawClient
-from tests.support.protocol.session_client import HOME, Talker, connect_frame
-from tests.support.timing import scaled
+from tests.toolbox.protocol.raw_client import ClosedError, RawClient
+from tests.toolbox.protocol.session_client import HOME, Talker, connect_frame
+from tests.toolbox.timing import scaled
+from tests.toolbox.zookeeper.any_server import Server
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import time
 from functools import partial
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.protocol.operations import (
+from tests.testserver.comparison import Call, Close, Resume, Settle, Sight, Stage, Step
+from tests.toolbox.protocol.operations import (
     CREATE2,
     EPHEMERAL,
     SEQUENCE,
@@ -20,8 +21,7 @@ from tests.support.protocol.operations import (
     Multi,
     SetData,
 )
-from tests.support.protocol.raw_client import ClosedError, RawClient
-from tests.testserver.comparison import Call, Close, Resume, Settle, Sight, Stage, Step
+from tests.toolbox.protocol.raw_client import ClosedError, RawClient
 
 STEPS: tuple[Step, ...] = (
     Call(0, (Create("~/a/n", EPHEMERAL | SEQUENCE, opcode=CREATE2), GetData("~/b", watch=True), GetEphemerals())),

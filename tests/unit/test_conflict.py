@@ -9,7 +9,7 @@ from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, 
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Identity, Work
-from tests.support.tree_reader import MakePool
+from tests.toolbox.locks.pools import MakePool
 
 TASK = Work(kind="task", name="bill", id="4711")
 

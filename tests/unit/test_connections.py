@@ -11,13 +11,13 @@ import pytest
 
 from django_zklock import LockConflict, current_lock, zk_lock
 from django_zklock.connections import connections
-from tests.support.django_layer import Ensemble
-from tests.support.threads import Runner
+from tests.toolbox.django.layer import Ensemble
+from tests.toolbox.threads import Runner
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = {"HOSTS": "zk1:2181,zk2:2182/app", "ROOT": "/locks"}

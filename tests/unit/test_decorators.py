@@ -30,12 +30,12 @@ from django.views import View
 
 from django_zklock import Busy, Conflict, LockConflict, current_lock, key_template, zk_lock, zk_locked
 from django_zklock.decorators import Locked
-from tests.support.django_layer import Ensemble, OtherClient
-from tests.support.threads import Runner
+from tests.toolbox.django.layer import Ensemble, OtherClient
+from tests.toolbox.threads import Runner
 
 pytestmark = [pytest.mark.nocelery, pytest.mark.oldest]
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 
 def held_key() -> str:

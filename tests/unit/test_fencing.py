@@ -15,11 +15,11 @@ from django.test.utils import isolate_apps
 from django_zklock import FencedModel, NotHeld, StaleToken, afenced_update, fenced_update, zk_lock
 from django_zklock.conf import TOKEN_BITS
 from django_zklock.fencing import fence_of
-from tests.support.django_layer import Ensemble
+from tests.toolbox.django.layer import Ensemble
 
 pytestmark = pytest.mark.oldest
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 
 def test_field() -> None:

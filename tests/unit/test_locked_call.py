@@ -42,14 +42,13 @@ from django_zklock.zk import node_data
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.waiting import UNSET, Unset
-from tests.support.django_layer import Ensemble, OtherClient, Recorder
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
+from tests.toolbox.django.layer import Ensemble, OtherClient, Recorder
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled, wait_until
 
 pytestmark = [pytest.mark.nocelery, pytest.mark.oldest]
 
-pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures", "tests.toolbox.slow_deadlines"]
 
 HOLDER = r"held by label the other client \(pid \d+ on .+\)"
 

@@ -15,7 +15,7 @@ from django.core.management import call_command
 
 from django_zklock.models import Lock
 from django_zklock.zk.ops.snapshots import LockSnapshot
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 pytestmark = pytest.mark.oldest
 

@@ -14,13 +14,13 @@ from django_zklock import operations
 from django_zklock.exceptions import NotHeld, ZooKeeperUnavailable
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import actions
-from tests.support.command import GUID, Hold
+from tests.toolbox.django.command import GUID, Hold
 from tests.toolbox.network.port import free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytest_plugins = ["tests.support.command_fixtures"]
+pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 
 def keys(*arguments: Any, **options: Any) -> list[str]:

@@ -15,12 +15,12 @@ from django.dispatch import Signal
 from django_zklock import LockConflict, LockTimeout, signals, zk_lock, zk_locked
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
-from tests.support.django_layer import SIGNALS, Ensemble, OtherClient, Recorder
-from tests.support.threads import Runner
+from tests.toolbox.django.layer import SIGNALS, Ensemble, OtherClient, Recorder
+from tests.toolbox.threads import Runner
 
 pytestmark = pytest.mark.nocelery
 
-pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures", "tests.toolbox.slow_deadlines"]
 
 
 @contextmanager

@@ -31,16 +31,16 @@ from django_zklock import (
 )
 from django_zklock.testing import Sandbox
 from django_zklock.zk.held import Held
-from tests.support.django_layer import Ensemble, OtherClient
-from tests.support.threads import Runner
-from tests.support.tree_reader import wait_until
+from tests.toolbox.django.layer import Ensemble, OtherClient
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = pytest.mark.oldest
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 in_database = pytest.mark.django_db(transaction=True)
 

@@ -32,12 +32,11 @@ from django.utils.datastructures import MultiValueDict
 from django.utils.functional import SimpleLazyObject
 
 from django_zklock import LockLost, LockTimeout, current_lock, unfinished, zk_lock, zk_locked
-from tests.support.django_layer import Ensemble, Recorder
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
+from tests.toolbox.django.layer import Ensemble, Recorder
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled, wait_until
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 LONG = scaled(60)
 REQUEST = RequestFactory().get("/")

@@ -14,7 +14,7 @@ from django.urls import path
 from django_zklock import LockLost, current_lock, unreleased, zk_lock, zk_locked
 from django_zklock.testing import Sandbox
 from django_zklock.zk.held import held_stack
-from tests.support.tree_reader import wait_until
+from tests.toolbox.timing import wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -18,12 +18,11 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from tests.browser.chromium import launch
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.databases.postgresql import PostgreSQL
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.processes.process import Process
+from tests.toolbox.timing import scaled, wait_until
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 # The folder with the programs of the environment that has Weblate.

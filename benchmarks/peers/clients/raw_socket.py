@@ -13,9 +13,9 @@ from contextlib import closing, contextmanager, suppress
 
 from benchmarks.peers.clients.recipe import Cycle, MakeCycle
 from benchmarks.peers.load import Load
-from tests.support.protocol.jute import buffer, integer
-from tests.support.protocol.operations import EPHEMERAL, SEQUENCE, Create, Delete, GetChildren, Home, Operation
-from tests.support.protocol.session_client import connect_frame
+from tests.toolbox.protocol.jute import buffer, integer
+from tests.toolbox.protocol.operations import EPHEMERAL, SEQUENCE, Create, Delete, GetChildren, Home, Operation
+from tests.toolbox.protocol.session_client import connect_frame
 
 HOME = Home()
 TIMEOUT = 30.0

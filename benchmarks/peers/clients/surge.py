@@ -17,8 +17,8 @@ from contextlib import ExitStack, closing
 
 from benchmarks.peers.clients.dialogue import serve
 from benchmarks.peers.clients.raw_socket import REPLY, TIMEOUT, Wire, frame
-from tests.support.protocol.jute import buffer, integer
-from tests.support.protocol.operations import EPHEMERAL, SEQUENCE, Create, Delete, GetChildren
+from tests.toolbox.protocol.jute import buffer, integer
+from tests.toolbox.protocol.operations import EPHEMERAL, SEQUENCE, Create, Delete, GetChildren
 
 LOOPBACK = "127.0.0.1"
 ROOT = "/surge"

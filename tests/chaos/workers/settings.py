@@ -8,7 +8,7 @@ import sys
 
 from config.settings import *  # noqa: F403 - derived settings
 
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 from .plan import make_queue
 

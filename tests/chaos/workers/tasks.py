@@ -15,7 +15,7 @@ from celery import current_task
 from django_zklock import current_lock, zk_locked
 from django_zklock.contrib.celery import RetryLater
 from tests.chaos.history import write
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 from .app import app
 from .plan import LIMIT, POLICIES, RETRY_TIMEOUT, TIMEOUT, kinds_of, task_name

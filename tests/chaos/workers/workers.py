@@ -28,12 +28,12 @@ from redis.exceptions import ResponseError
 from tests.chaos.cluster import Cluster
 from tests.chaos.history import FOLDER, write
 from tests.chaos.nemesis import Act, Fault, Kind, again
-from tests.support.timing import scaled
 from tests.toolbox.brokers.rabbitmq import RabbitMQ
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.celery.worker import Worker
 from tests.toolbox.processes.process import StartError
 from tests.toolbox.processes.project import PROJECT
+from tests.toolbox.timing import scaled
 
 from .plan import BROKERS, RABBITMQ, REDIS, Send, draw, make_queue
 

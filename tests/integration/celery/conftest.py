@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.tree_reader import Observer
 from tests.toolbox.brokers.rabbitmq import RabbitMQ
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.celery.workshop import OpenWorkshop, Workshop
+from tests.toolbox.zookeeper.observer import Observer
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 # Without Celery these tests cannot run.

@@ -41,15 +41,15 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.django_layer import Recorder
 from tests.support.refusing_server import Refusals
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, wait_until
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.celery.projects import PROJECTS
+from tests.toolbox.django.layer import Recorder
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import Proxy
 from tests.toolbox.processes.project import PROJECT, ProjectProcess
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled, wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from django_zklock.zk.lock import Lock
-from tests.support.threads import Runner
 from tests.toolbox.brokers.rabbitmq import RabbitMQ
+from tests.toolbox.threads import Runner
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 

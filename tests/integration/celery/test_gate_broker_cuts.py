@@ -15,13 +15,13 @@ import pytest
 
 from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT
-from tests.support.timing import scaled
-from tests.support.tree_reader import Observer, wait_until
 from tests.toolbox.brokers.rabbitmq import RabbitMQ
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.celery.workshop import Workshop
 from tests.toolbox.network.port import LOOPBACK
 from tests.toolbox.network.tcp_proxy import Proxy
+from tests.toolbox.timing import scaled, wait_until
+from tests.toolbox.zookeeper.observer import Observer
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]

@@ -13,8 +13,8 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.canvas import Signature
 
-from tests.support.tree_reader import wait_until
 from tests.toolbox.celery.workshop import Sent
+from tests.toolbox.timing import wait_until
 
 pytestmark = [
     pytest.mark.celery,

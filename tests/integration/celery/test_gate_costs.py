@@ -10,8 +10,8 @@ import pytest
 
 from django_zklock import LockConflict
 from django_zklock.testing import ZooKeeperServer
-from tests.support.tree_reader import wait_until
 from tests.toolbox.processes.status import status, wakeups
+from tests.toolbox.timing import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 

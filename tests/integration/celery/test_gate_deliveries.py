@@ -13,9 +13,8 @@ from kombu.exceptions import OperationalError
 
 from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
 from tests.toolbox.brokers.rabbitmq import RabbitMQ
+from tests.toolbox.timing import scaled, wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 

@@ -18,9 +18,8 @@ from celery.exceptions import TimeLimitExceeded
 
 from django_zklock.zk.ops import snapshots
 from tests.support import broker_audit
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
 from tests.toolbox.celery.workshop import TIMEOUT, Sent
+from tests.toolbox.timing import scaled, wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper, pytest.mark.oldest]
 

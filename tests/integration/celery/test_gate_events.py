@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.broker_audit import BROKERS, broker_of
-from tests.support.tree_reader import wait_until
+from tests.toolbox.timing import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 

@@ -15,8 +15,7 @@ from celery.app.base import Celery
 from django_zklock.contrib.celery.gate.ticket import HEADER
 from django_zklock.zk.ops import actions
 from tests.support import broker_audit
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
+from tests.toolbox.timing import scaled, wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 

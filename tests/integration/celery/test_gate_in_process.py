@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import broker_audit
-from tests.support.timing import GRACE, scaled
-from tests.support.tree_reader import wait_until
+from tests.toolbox.timing import GRACE, scaled, wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 

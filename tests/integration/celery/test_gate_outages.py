@@ -17,8 +17,7 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.ops import snapshots
 from tests.support import broker_audit
 from tests.support.broker_audit import TIMEOUT, WITH_AND_WITHOUT
-from tests.support.timing import MAX_SESSION, scaled
-from tests.support.tree_reader import wait_until
+from tests.toolbox.timing import MAX_SESSION, scaled, wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from kombu import Queue
 
-from tests.support.tree_reader import wait_until
 from tests.toolbox.brokers.rabbitmq import RabbitMQ
+from tests.toolbox.timing import wait_until
 
 # One group, so that one process alone starts a server.
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper, pytest.mark.xdist_group("rabbitmq")]

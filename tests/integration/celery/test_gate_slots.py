@@ -17,10 +17,9 @@ from django_zklock.contrib.celery.gate.slots import SHORT
 from django_zklock.zk.lock import Lock
 from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
 from tests.toolbox.brokers.redis import Redis
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled, wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 

@@ -10,7 +10,7 @@ import pytest
 from django_zklock.contrib.celery.gate.attempt import CHECK_INTERVAL
 from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT
-from tests.support.tree_reader import wait_until
+from tests.toolbox.timing import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 

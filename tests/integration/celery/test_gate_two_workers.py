@@ -11,10 +11,10 @@ import uuid
 import pytest
 
 from tests.support.broker_audit import WITH_AND_WITHOUT
-from tests.support.timing import scaled
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.celery.projects import PROJECTS
 from tests.toolbox.processes.project import PROJECT
+from tests.toolbox.timing import scaled
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]

@@ -11,8 +11,7 @@ import pytest
 
 from tests.support import broker_audit
 from tests.support.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
+from tests.toolbox.timing import scaled, wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper, pytest.mark.slow]
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from django_zklock import LockConflict, LockTimeout
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
+from tests.toolbox.timing import scaled, wait_until
 
 pytestmark = [
     pytest.mark.oldest,

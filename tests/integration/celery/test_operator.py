@@ -16,8 +16,8 @@ from django_zklock import serializers
 from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.ops.snapshots import QueueEntry
 from tests.support import broker_audit
-from tests.support.tree_reader import wait_until
 from tests.toolbox.celery.program import run_in_shell
+from tests.toolbox.timing import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_zklock.zk.ops import snapshots
-from tests.support.tree_reader import wait_until
+from tests.toolbox.timing import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 

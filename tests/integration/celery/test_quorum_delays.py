@@ -11,9 +11,8 @@ from kombu import Exchange, Queue
 
 from django_zklock.testing import ZooKeeperServer
 from tests.support.broker_audit import TIMEOUT
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
 from tests.toolbox.brokers.rabbitmq import RabbitMQ
+from tests.toolbox.timing import scaled, wait_until
 
 pytestmark = [
     pytest.mark.celery,

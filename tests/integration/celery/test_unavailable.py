@@ -19,8 +19,7 @@ from django_zklock.contrib.celery import RetryLater, retry
 from django_zklock.contrib.celery.headers import CONFLICTS, OUTAGES, TASK
 from django_zklock.contrib.celery.internals import sending
 from django_zklock.testing import ZooKeeperServer
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
+from tests.toolbox.timing import scaled, wait_until
 
 pytestmark = pytest.mark.celery
 

@@ -16,9 +16,10 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import SESSION_BUDGET, Pool
 from django_zklock.zk.wire import MAX_REQUEST
-from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, Observer
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.timing import scaled
 from tests.toolbox.zookeeper.ensemble import Ensemble
+from tests.toolbox.zookeeper.observer import Observer
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 

@@ -12,10 +12,12 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
-from tests.support.threads import Runner, waiting_in
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
+from tests.toolbox.threads import Runner, waiting_in
+from tests.toolbox.timing import wait_until
 from tests.toolbox.zookeeper.ensemble import Ensemble
+from tests.toolbox.zookeeper.observer import Observer
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.xdist_group("moved")]

@@ -19,8 +19,8 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.threads import Runner
-from tests.support.tree_reader import wait_until
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
 from tests.toolbox.zookeeper.cuttable_ensemble import Disturb, Peers
 from tests.toolbox.zookeeper.server import ZooKeeper
 

@@ -17,9 +17,9 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
 from django_zklock import zk_lock, zk_locked
-from tests.support.django_layer import Ensemble
+from tests.toolbox.django.layer import Ensemble
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 KEY = "account"
 # Seconds, for what must not happen: a wait that never ends.

@@ -23,10 +23,10 @@ from django_zklock import FencedModel, Held, LockLost, NotHeld, StaleToken, curr
 from django_zklock.conf import TOKEN_BITS
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from tests.support.django_layer import Ensemble
-from tests.support.tree_reader import wait_until
+from tests.toolbox.django.layer import Ensemble
+from tests.toolbox.timing import wait_until
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 KEY = "accounts"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.timing import scaled
 from tests.toolbox.databases.postgresql import PostgreSQL
+from tests.toolbox.timing import scaled
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -17,10 +17,10 @@ from django.urls import path
 
 from django_zklock import LockLost, current_lock, signals, zk_lock, zk_locked
 from django_zklock.zk.held import held_stack
-from tests.support.django_layer import Ensemble
-from tests.support.tree_reader import wait_until
+from tests.toolbox.django.layer import Ensemble
+from tests.toolbox.timing import wait_until
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 KEY = "k"
 

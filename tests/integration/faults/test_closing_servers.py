@@ -21,13 +21,12 @@ from django_zklock.testing import Opcode, ZooKeeperServer
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import snapshots
 from tests.integration.faults.haproxy import HAProxy
-from tests.support.real_parts import wire_of
 from tests.support.refusing_server import Refusals
-from tests.support.threads import Runner, waiting_in
-from tests.support.timing import GRACE, LONG_SESSION
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.pools import MakePool, wire_of
 from tests.toolbox.network.port import LOOPBACK
 from tests.toolbox.network.tcp_proxy import Proxy
+from tests.toolbox.threads import Runner, waiting_in
+from tests.toolbox.timing import GRACE, LONG_SESSION, wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -23,7 +23,9 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, Rule, name_prefix, new_guid, semaphore
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.timing import wait_until
+from tests.toolbox.zookeeper.observer import Observer
 
 # Two of one kind, and of each other kind one.
 FUNCTIONS: dict[str, Rule] = {"a": EXCLUSIVE, "b": EXCLUSIVE, "reads": READ, "shares": semaphore(2)}

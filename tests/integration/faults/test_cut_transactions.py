@@ -12,8 +12,8 @@ from django_zklock.zk.listener import LockValue
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from tests.support.byte_cuts import HEADER, LANES, LENGTH, TEXT, session_of, sweep
-from tests.support.threads import waiting_in
-from tests.support.tree_reader import MakePool
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import waiting_in
 
 # In front of each result, and at the end of all: kind, whether it is the end, and error.
 RESULT = 4 + 1 + 4

@@ -21,15 +21,16 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import Kind, name_prefix, new_guid, parse_name, semaphore
 from django_zklock.zk.waiting import monotonic
 from tests.support.byte_cuts import HEADER, LANES, LENGTH, TEXT, idle, session_of, sweep
-from tests.support.loss_recorder import Losses
-from tests.support.queued_contenders import is_watching
 from tests.support.server_hooks import Moments
-from tests.support.threads import Runner, waiting_in
-from tests.support.timing import GRACE, scaled
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.contenders import is_watching
+from tests.toolbox.locks.losses import Losses
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy
+from tests.toolbox.threads import Runner, waiting_in
+from tests.toolbox.timing import GRACE, scaled, wait_until
+from tests.toolbox.zookeeper.observer import Observer
 
-pytest_plugins = ["tests.support.slow_deadlines"]
+pytest_plugins = ["tests.toolbox.slow_deadlines"]
 
 STAT = 68
 END_OF_NUMBERS = 2**31 - 1

@@ -31,7 +31,9 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from tests.support.scripted_session import parse_names
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.timing import wait_until
+from tests.toolbox.zookeeper.observer import Observer
 
 EXAMPLES = 80
 STEPS = 20

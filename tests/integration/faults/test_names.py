@@ -21,10 +21,10 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import ensemble, snapshots
 from django_zklock.zk.pool import Pool
-from tests.support.timing import GRACE, LONG_SESSION
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.fake_dns import EMPTY, NXDOMAIN, SERVFAIL, SILENCE, Answer, FakeDns
 from tests.toolbox.network.port import LOOPBACK
+from tests.toolbox.timing import GRACE, LONG_SESSION, wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings

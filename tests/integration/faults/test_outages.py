@@ -13,10 +13,11 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import boottime
-from tests.support.loss_recorder import Losses
-from tests.support.threads import Runner, waiting_in
-from tests.support.timing import GRACE, scaled
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.losses import Losses
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner, waiting_in
+from tests.toolbox.timing import GRACE, scaled, wait_until
+from tests.toolbox.zookeeper.observer import Observer
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = pytest.mark.zookeeper

@@ -21,13 +21,12 @@ from django_zklock.zk.session import Session
 from django_zklock.zk.wire.connection import MAX_DOUBTS
 from django_zklock.zk.wire.options import DATA_LOST, REFUSED
 from django_zklock.zk.wire.watches import MAX_PATHS, WatchKey
-from tests.support.loss_recorder import Losses
-from tests.support.queued_contenders import is_watching
-from tests.support.real_parts import wire_of
 from tests.support.refusing_server import Refusals
-from tests.support.threads import Runner, waiting_in
-from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.contenders import is_watching
+from tests.toolbox.locks.losses import Losses
+from tests.toolbox.locks.pools import MakePool, wire_of
+from tests.toolbox.threads import Runner, waiting_in
+from tests.toolbox.timing import scaled, wait_until
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 # Longer than any test: no heartbeat comes between what is counted.

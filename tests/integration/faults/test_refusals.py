@@ -19,8 +19,6 @@ from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import semaphore
 from django_zklock.zk.wire.requests import EncodingError, error_of, is_temporary
-from tests.support.error_codes import CODES_OF_ZOOKEEPER, UNKNOWN
-from tests.support.real_parts import timers_of
 from tests.support.refusing_server import (
     NO_AUTH,
     OPERATION_TIMEOUT,
@@ -30,9 +28,10 @@ from tests.support.refusing_server import (
     UNHEARD_OF,
     Refusals,
 )
-from tests.support.threads import Runner, waiting_in
-from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.pools import MakePool, timers_of
+from tests.toolbox.protocol.error_codes import CODES_OF_ZOOKEEPER, UNKNOWN
+from tests.toolbox.threads import Runner, waiting_in
+from tests.toolbox.timing import scaled, wait_until
 
 CODES = [THROTTLED, SYSTEM_ERROR, OPERATION_TIMEOUT, UNHEARD_OF]
 

@@ -11,10 +11,11 @@ from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from tests.support.queued_contenders import node_of
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.contenders import node_of
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled, wait_until
+from tests.toolbox.zookeeper.observer import Observer
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = pytest.mark.zookeeper

@@ -12,8 +12,9 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import READ, WRITE, Rule, semaphore
-from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
 
 END_OF_NUMBERS = 2**31 - 1
 # The last eight numbers, the last of all again and again, numbers below nought, and where trust in them ends.

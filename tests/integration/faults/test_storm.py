@@ -15,9 +15,9 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled, wait_until
 
 SECONDS = 3.0
 LONG = 80.0

@@ -14,10 +14,11 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import Kind, name_prefix, new_guid
 from django_zklock.zk.session import HEARTBEATS_PER_SESSION, MAX_SILENCE, Session
 from django_zklock.zk.wire.watches import MAX_PATHS
-from tests.support.queued_contenders import is_watching
-from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.contenders import is_watching
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
 
 SESSION_TIMEOUT = 12.0
 # By then a heartbeat has found silence for longer than is tolerated.

@@ -16,12 +16,11 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import search
 from django_zklock.zk.waiting import boottime
-from tests.support.queued_contenders import is_watching
-from tests.support.real_parts import wire_of
-from tests.support.threads import Runner, waiting_in
-from tests.support.timing import GRACE, MAX_SESSION, scaled
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.contenders import is_watching
+from tests.toolbox.locks.pools import MakePool, wire_of
 from tests.toolbox.network.port import free_port
+from tests.toolbox.threads import Runner, waiting_in
+from tests.toolbox.timing import GRACE, MAX_SESSION, scaled, wait_until
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from django_zklock.zk import node_data
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
-from tests.support.real_parts import wire_of
-from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.pools import MakePool, wire_of
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]

@@ -12,7 +12,7 @@ import pytest
 
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.pool import SESSION_BUDGET
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 HOME = Path(__file__).resolve().parents[3]
 FULL = 10_000

@@ -13,10 +13,10 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.place import Place
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import Queue
-from tests.support.queued_contenders import is_next
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.contenders import is_next
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled, wait_until
 
 PEOPLE, SESSIONS, TURNS = 8, 4, 10
 # Seconds, each way.

@@ -20,7 +20,7 @@ from django_zklock import zk_lock
 from django_zklock.connections import connections
 from django_zklock.zk.wire import client as wire_client
 from django_zklock.zk.wire.client import kazoo_logger
-from tests.support.real_parts import wire_of
+from tests.toolbox.locks.pools import wire_of
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -32,13 +32,12 @@ from django_zklock.doctor import Finding
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.wire.connection import ThreadingHandler
 from django_zklock.zk.wire.names import Names
-from tests.support.real_parts import wire_of
-from tests.support.threads import Runner
-from tests.support.timing import GRACE, MAX_SESSION, scaled
-from tests.support.tree_reader import wait_until
+from tests.toolbox.locks.pools import wire_of
 from tests.toolbox.network.certificates import Authority, Issued
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import GRACE, MAX_SESSION, scaled, wait_until
 from tests.toolbox.zookeeper.ensemble import Ensemble
 from tests.toolbox.zookeeper.server import ZooKeeper
 

@@ -8,7 +8,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 
 @pytest.fixture

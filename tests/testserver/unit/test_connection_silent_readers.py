@@ -9,9 +9,9 @@ import pytest
 
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.testing.server import connection
-from tests.support.protocol.operations import AddWatch, Create, Exists, GetData, SetData
-from tests.support.protocol.raw_client import ClosedError
-from tests.support.protocol.session_client import Talker
+from tests.toolbox.protocol.operations import AddWatch, Create, Exists, GetData, SetData
+from tests.toolbox.protocol.raw_client import ClosedError
+from tests.toolbox.protocol.session_client import Talker
 
 SIZE = 256 * 1024
 

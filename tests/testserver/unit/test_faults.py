@@ -14,11 +14,11 @@ from kazoo.client import KazooClient, KazooState
 from kazoo.protocol.states import WatchedEvent
 
 from django_zklock.testing import Cut, Fault, Faults, ZooKeeperServer
-from tests.support.protocol.operations import EPHEMERAL, SEQUENCE, Create, Exists, GetChildren, GetData
-from tests.support.protocol.raw_client import ClosedError
-from tests.support.protocol.session_client import Talker
-from tests.support.timing import scaled
 from tests.toolbox.processes.forked_child import fork
+from tests.toolbox.protocol.operations import EPHEMERAL, SEQUENCE, Create, Exists, GetChildren, GetData
+from tests.toolbox.protocol.raw_client import ClosedError
+from tests.toolbox.protocol.session_client import Talker
+from tests.toolbox.timing import scaled
 
 TIMEOUT = scaled(10)
 DELETED, CHILD = 2, 4

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.protocol.operations import (
+from tests.toolbox.protocol.operations import (
     CONTAINER,
     CREATE_CONTAINER,
     CREATE_TTL,
@@ -18,7 +18,7 @@ from tests.support.protocol.operations import (
     Exists,
     GetChildren,
 )
-from tests.support.protocol.session_client import Talker
+from tests.toolbox.protocol.session_client import Talker
 
 LAST = 2**31 - 1
 DELETED, CHILD = 2, 4

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.any_server import Server
-from tests.support.protocol.operations import (
+from tests.toolbox.protocol.operations import (
     CREATE,
     CREATE2,
     CREATE_CONTAINER,
@@ -40,8 +39,9 @@ from tests.support.protocol.operations import (
     Sync,
     WhoAmI,
 )
-from tests.support.protocol.raw_client import RawClient
-from tests.support.protocol.session_client import Talker
+from tests.toolbox.protocol.raw_client import RawClient
+from tests.toolbox.protocol.session_client import Talker
+from tests.toolbox.zookeeper.any_server import Server
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 # Ports, times and latencies; and counts that include the wait for the real server's start.

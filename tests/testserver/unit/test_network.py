@@ -12,7 +12,7 @@ from kazoo.client import KazooClient, KazooState
 
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.testing.server.faults import DirectionName
-from tests.support.protocol.operations import (
+from tests.toolbox.protocol.operations import (
     EPHEMERAL,
     SEQUENCE,
     Create,
@@ -22,9 +22,9 @@ from tests.support.protocol.operations import (
     Ping,
     Raw,
 )
-from tests.support.protocol.raw_client import Event, RawClient, Reply
-from tests.support.protocol.session_client import Talker
-from tests.support.timing import scaled
+from tests.toolbox.protocol.raw_client import Event, RawClient, Reply
+from tests.toolbox.protocol.session_client import Talker
+from tests.toolbox.timing import scaled
 
 TIMEOUT = scaled(10)
 DELETED = 2

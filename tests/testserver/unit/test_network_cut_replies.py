@@ -7,7 +7,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionLoss
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.protocol.operations import (
+from tests.toolbox.protocol.operations import (
     CREATE2,
     CloseSession,
     Create,
@@ -17,8 +17,8 @@ from tests.support.protocol.operations import (
     Ping,
     SetData,
 )
-from tests.support.protocol.raw_client import RawClient
-from tests.support.protocol.session_client import Talker, connect_frame
+from tests.toolbox.protocol.raw_client import RawClient
+from tests.toolbox.protocol.session_client import Talker, connect_frame
 
 NO_NODE = -101
 

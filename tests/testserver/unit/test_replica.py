@@ -8,7 +8,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.protocol.operations import (
+from tests.toolbox.protocol.operations import (
     EPHEMERAL,
     AddWatch,
     CloseSession,
@@ -23,8 +23,8 @@ from tests.support.protocol.operations import (
     SetWatches,
     Sync,
 )
-from tests.support.protocol.session_client import Talker
-from tests.support.timing import scaled
+from tests.toolbox.protocol.session_client import Talker
+from tests.toolbox.timing import scaled
 
 TIMEOUT = scaled(10)
 CREATED, DELETED, CHANGED, CHILD = 1, 2, 3, 4

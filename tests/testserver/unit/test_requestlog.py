@@ -11,7 +11,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from django_zklock.testing import LoggedRequest, Opcode, RequestLog, ZooKeeperServer
-from tests.support.protocol.operations import (
+from tests.toolbox.protocol.operations import (
     CREATE2,
     Auth,
     CloseSession,
@@ -26,8 +26,8 @@ from tests.support.protocol.operations import (
     Sync,
     WhoAmI,
 )
-from tests.support.protocol.session_client import Talker
-from tests.support.timing import scaled
+from tests.toolbox.protocol.session_client import Talker
+from tests.toolbox.timing import scaled
 
 TIMEOUT = scaled(10)
 

@@ -17,13 +17,12 @@ from kazoo.client import KazooClient
 
 from django_zklock.testing import SessionInfo, ZooKeeperServer
 from django_zklock.testing.server import port
-from tests.support.protocol.operations import EPHEMERAL, CloseSession, Create, Exists, GetData, WhoAmI
-from tests.support.protocol.raw_client import ClosedError, RawClient
-from tests.support.protocol.session_client import Talker
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
 from tests.toolbox.processes.forked_child import fork
 from tests.toolbox.processes.raw_fork import raw_fork
+from tests.toolbox.protocol.operations import EPHEMERAL, CloseSession, Create, Exists, GetData, WhoAmI
+from tests.toolbox.protocol.raw_client import ClosedError, RawClient
+from tests.toolbox.protocol.session_client import Talker
+from tests.toolbox.timing import scaled, wait_until
 
 TIMEOUT = scaled(10)
 LOOPBACK = "127.0.0.1"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.protocol.operations import (
+from tests.toolbox.protocol.operations import (
     CONTAINER,
     CREATE_CONTAINER,
     CREATE_TTL,
@@ -18,7 +18,7 @@ from tests.support.protocol.operations import (
     Exists,
     SetData,
 )
-from tests.support.protocol.session_client import Talker
+from tests.toolbox.protocol.session_client import Talker
 
 DELETED = 2
 TTL, TTL_SEQUENCE = 5, 6

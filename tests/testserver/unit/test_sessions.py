@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.protocol.operations import EPHEMERAL, CloseSession, Create, Exists, Ping
-from tests.support.protocol.session_client import Talker
-from tests.support.timing import scaled
+from tests.toolbox.protocol.operations import EPHEMERAL, CloseSession, Create, Exists, Ping
+from tests.toolbox.protocol.session_client import Talker
+from tests.toolbox.timing import scaled
 
 DELETED = 2
 # Milliseconds of a session that ends soon, and not before a request of the test has come.

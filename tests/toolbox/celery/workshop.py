@@ -17,14 +17,14 @@ from django_zklock.zk.node_data import Identity
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.django_layer import OtherClient
-from tests.support.timing import scaled
-from tests.support.tree_reader import Observer, wait_until
 from tests.toolbox.brokers.rabbitmq import RabbitMQ
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.celery.projects import PROJECTS
 from tests.toolbox.celery.worker import Worker
+from tests.toolbox.django.layer import OtherClient
 from tests.toolbox.processes.project import PROJECT
+from tests.toolbox.timing import scaled, wait_until
+from tests.toolbox.zookeeper.observer import Observer
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:

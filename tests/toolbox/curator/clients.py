@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.support.timing import scaled
 from tests.toolbox.curator.installation import HOW_TO_GET_CURATOR, find_curator
 from tests.toolbox.processes.dialogue import Dialogue
 from tests.toolbox.processes.java import QUICK_START, find_java
+from tests.toolbox.timing import scaled
 
 SOURCE = Path(__file__).parent / "CuratorClient.java"
 # The kinds of output for a client: a reply, an exception, an event.

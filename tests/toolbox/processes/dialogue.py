@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from tests.support.timing import scaled
 from tests.toolbox.processes.interruption import postponed
 from tests.toolbox.processes.reaper import Reaper
+from tests.toolbox.timing import scaled
 
 if TYPE_CHECKING:
     from typing import Self

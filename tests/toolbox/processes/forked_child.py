@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from multiprocessing.connection import Connection, Pipe
 
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 TIMEOUT = scaled(10)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Literal, Self
 
-from tests.support.tree_reader import wait_until
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy
+from tests.toolbox.timing import wait_until
 from tests.toolbox.zookeeper.ensemble import Ensemble
 from tests.toolbox.zookeeper.server import ZooKeeper
 

@@ -24,15 +24,15 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import actions
 from tests.support.admin_pages import GUID, body_of, member, text_of
-from tests.support.command import Hold, run
-from tests.support.tree_reader import wait_until
+from tests.toolbox.django.command import Hold, run
 from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.timing import wait_until
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytest_plugins = ["tests.support.command_fixtures"]
+pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.oldest]
 

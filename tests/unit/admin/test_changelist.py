@@ -20,15 +20,15 @@ from django_zklock.zk import node_data
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import actions
 from tests.support.admin_pages import GUID, LIST, NASTY, body_of, text_of
-from tests.support.command import Hold
-from tests.support.timing import GRACE
+from tests.toolbox.django.command import Hold
 from tests.toolbox.network.port import free_port
+from tests.toolbox.timing import GRACE
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytest_plugins = ["tests.support.command_fixtures"]
+pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.oldest]
 

@@ -11,8 +11,8 @@ from django.test import Client
 from kazoo.client import KazooClient
 
 from tests.support.admin_pages import GUID, LIST, text_of
-from tests.support.any_server import packets_received
-from tests.support.many_locks import hold_many
+from tests.toolbox.locks.many_locks import hold_many
+from tests.toolbox.zookeeper.any_server import packets_received
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:

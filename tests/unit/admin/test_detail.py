@@ -21,14 +21,14 @@ from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import QueueEntry
 from tests.support.admin_pages import GUID, LIST, NASTY, body_of, text_of, url_of
-from tests.support.command import Hold, Wait, run
-from tests.support.timing import GRACE
+from tests.toolbox.django.command import Hold, Wait, run
 from tests.toolbox.network.port import free_port
+from tests.toolbox.timing import GRACE
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytest_plugins = ["tests.support.command_fixtures"]
+pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.oldest]
 

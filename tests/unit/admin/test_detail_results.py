@@ -12,11 +12,11 @@ from django.urls import path, reverse
 from django_zklock.admin import detail
 from django_zklock.zk.node_data import Work
 from tests.support.admin_pages import body_of, url_of
-from tests.support.command import Hold
+from tests.toolbox.django.command import Hold
 
 pytestmark = pytest.mark.oldest
 
-pytest_plugins = ["tests.support.command_fixtures"]
+pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 TASK = "5b7e3c52"
 

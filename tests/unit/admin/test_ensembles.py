@@ -11,14 +11,14 @@ from django.test import Client
 
 from django_zklock.connections import connections
 from tests.support.admin_pages import LIST, body_of, member, text_of
-from tests.support.command import Hold
-from tests.support.timing import GRACE, scaled
+from tests.toolbox.django.command import Hold
 from tests.toolbox.network.port import free_port
+from tests.toolbox.timing import GRACE, scaled
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytest_plugins = ["tests.support.command_fixtures"]
+pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.oldest]
 

@@ -14,13 +14,13 @@ from kazoo.client import KazooClient
 from django_zklock.zk import paths
 from django_zklock.zk.node_data import Work
 from tests.support.admin_pages import GUID, LIST, member
-from tests.support.command import Hold, run
+from tests.toolbox.django.command import Hold, run
 from tests.toolbox.network.port import free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytest_plugins = ["tests.support.command_fixtures"]
+pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 pytestmark = [pytest.mark.django_db, pytest.mark.oldest]
 

@@ -20,13 +20,13 @@ from django_zklock.zk.ops.search import BY_KEY
 from django_zklock.zk.ops.snapshots import LockSnapshot
 from django_zklock.zk.pool import Pool
 from tests.support.admin_pages import GUID, LIST, body_of, text_of
-from tests.support.command import Hold
-from tests.support.threads import Runner
-from tests.support.tree_reader import wait_until
+from tests.toolbox.django.command import Hold
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
 
 pytestmark = pytest.mark.oldest
 
-pytest_plugins = ["tests.support.command_fixtures"]
+pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 LOCKS = 8
 

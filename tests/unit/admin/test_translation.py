@@ -15,14 +15,14 @@ from kazoo.client import KazooClient
 
 import django_zklock
 from tests.support.admin_pages import GUID, LIST, text_of, url_of
-from tests.support.command import Hold
+from tests.toolbox.django.command import Hold
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = pytest.mark.oldest
 
-pytest_plugins = ["tests.support.command_fixtures"]
+pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 CATALOGUE = Path(django_zklock.__file__).parent / "locale" / "de" / "LC_MESSAGES" / "django"
 

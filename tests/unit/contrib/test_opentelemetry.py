@@ -25,11 +25,11 @@ from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricR
 from django_zklock import LockConflict, ZooKeeperUnavailable, current_lock, signals, zk_lock, zk_locked
 from django_zklock.contrib.opentelemetry import BOUNDARIES, instrument, uninstrument
 from django_zklock.zk.ops import actions
-from tests.support.django_layer import Ensemble, OtherClient
-from tests.support.threads import Runner
-from tests.support.tree_reader import wait_until
+from tests.toolbox.django.layer import Ensemble, OtherClient
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 INVOICE = {"zklock.alias": "default", "zklock.kind": "exclusive", "zklock.template": "invoice:{number}"}

@@ -17,11 +17,11 @@ from opentelemetry.trace import StatusCode
 from django_zklock import LockConflict, ZooKeeperUnavailable, signals, zk_lock, zk_locked
 from django_zklock.contrib.opentelemetry import instrument_traces, uninstrument_traces
 from django_zklock.zk.lock import Lock
-from tests.support.django_layer import Ensemble, OtherClient
-from tests.support.threads import Runner
-from tests.support.tree_reader import wait_until
+from tests.toolbox.django.layer import Ensemble, OtherClient
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
 
-pytest_plugins = ["tests.support.settings_fixtures", "tests.support.slow_deadlines"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures", "tests.toolbox.slow_deadlines"]
 
 SECOND = 1_000_000_000
 

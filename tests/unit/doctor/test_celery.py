@@ -21,8 +21,8 @@ from django_zklock.contrib.celery import RetryLater
 from django_zklock.doctor import Finding
 from django_zklock.doctor import celery as celery_findings
 from tests.support.fake_four_letter import Talker
-from tests.support.timing import scaled
 from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.timing import scaled
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -19,20 +19,21 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops.ensemble import NO_QUORUM, Configuration, Server
 from django_zklock.zk.pool import PoolOptions
 from django_zklock.zk.wire import ConnectionOptions, client, parse_acl
-from tests.support.any_server import Server as AnyServer
-from tests.support.django_layer import Recorder
 from tests.support.fake_four_letter import Talker, serving
-from tests.support.timing import MAX_SESSION, SLOWNESS, scaled
-from tests.support.tree_reader import MakePool, Observer
+from tests.toolbox.django.layer import Recorder
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.timing import MAX_SESSION, SLOWNESS, scaled
+from tests.toolbox.zookeeper.any_server import Server as AnyServer
 from tests.toolbox.zookeeper.ensemble import Ensemble
+from tests.toolbox.zookeeper.observer import Observer
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
 pytestmark = pytest.mark.nocelery
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 FAR = ConnectionOptions(hosts="zk1.example:2181,zk2.example:2181,zk3.example:2181")
 HERE = ConnectionOptions(hosts="127.0.0.1:2181")

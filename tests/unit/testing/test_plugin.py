@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 if TYPE_CHECKING:
-    from tests.support.user_project import Shop
+    from tests.toolbox.django.user_project import Shop
 
 ROOT = Path(__file__).resolve().parents[3]
 
-pytest_plugins = ["pytester", "tests.support.user_project"]
+pytest_plugins = ["pytester", "tests.toolbox.django.user_project"]
 pytestmark = pytest.mark.program
 
 PLAIN = """

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 if TYPE_CHECKING:
-    from tests.support.user_project import Shop
+    from tests.toolbox.django.user_project import Shop
 
-pytest_plugins = ["pytester", "tests.support.user_project"]
+pytest_plugins = ["pytester", "tests.toolbox.django.user_project"]
 
 # Each process of the run adds a line with the server that its locks are on.
 PROCESS = """

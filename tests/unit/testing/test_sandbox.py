@@ -12,8 +12,8 @@ from kazoo.exceptions import NoAuthError
 from django_zklock import LockTimeout, current_lock, zk_lock
 from django_zklock.connections import connections
 from django_zklock.testing import Sandbox, ZooKeeperServer, sandbox
-from tests.support.protocol.raw_client import RawClient
-from tests.support.timing import scaled
+from tests.toolbox.protocol.raw_client import RawClient
+from tests.toolbox.timing import scaled
 
 if TYPE_CHECKING:
     from pytest_django import Settings

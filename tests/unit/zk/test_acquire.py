@@ -18,13 +18,13 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.session import Session
 from django_zklock.zk.waiting import Cancellation
-from tests.support.loss_recorder import Losses
-from tests.support.queued_contenders import is_watching
-from tests.support.threads import Runner
-from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.contenders import is_watching
+from tests.toolbox.locks.losses import Losses
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import GRACE, wait_until
 
-pytest_plugins = ["tests.support.slow_deadlines"]
+pytest_plugins = ["tests.toolbox.slow_deadlines"]
 
 
 class Contentions(LockListener):

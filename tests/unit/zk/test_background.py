@@ -14,11 +14,12 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.listener import LockListener, LockValue
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import LISTENER_THREADS, Pool
-from tests.support.loss_recorder import Losses
-from tests.support.real_parts import actions_of
-from tests.support.threads import waiting_in
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.losses import Losses
+from tests.toolbox.locks.pools import MakePool, actions_of
 from tests.toolbox.network.tcp_proxy import Proxy
+from tests.toolbox.threads import waiting_in
+from tests.toolbox.timing import wait_until
+from tests.toolbox.zookeeper.observer import Observer
 
 LOCKS = 2_000
 NAMES = ("zklock-actions", "zklock-listeners")

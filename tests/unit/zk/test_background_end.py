@@ -16,9 +16,9 @@ from django_zklock.zk.background import BackgroundCalls, TimerThread
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.threads import Runner
-from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import GRACE, wait_until
 
 LONG = 60.0
 

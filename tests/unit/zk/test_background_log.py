@@ -13,10 +13,10 @@ import pytest
 from django_zklock.zk import background
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.lock import Lock
-from tests.support.any_server import Server
-from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import Proxy
+from tests.toolbox.timing import scaled, wait_until
+from tests.toolbox.zookeeper.any_server import Server
 
 NAME = "django_zklock.test"
 

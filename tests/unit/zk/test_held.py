@@ -20,8 +20,9 @@ from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.system import MACHINE
-from tests.support.real_parts import timers_of
-from tests.support.tree_reader import Observer, wait_until
+from tests.toolbox.locks.pools import timers_of
+from tests.toolbox.timing import wait_until
+from tests.toolbox.zookeeper.observer import Observer
 
 
 @pytest.fixture

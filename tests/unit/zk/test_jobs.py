@@ -22,7 +22,7 @@ from django.utils.functional import SimpleLazyObject
 from django_zklock.zk import jobs
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from tests.support.tree_reader import wait_until
+from tests.toolbox.timing import wait_until
 
 pytestmark = pytest.mark.oldest
 

@@ -10,9 +10,9 @@ import pytest
 from django_zklock.zk.held import Held, held_stack
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import MakePool
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled
 
 LONG = scaled(20)
 

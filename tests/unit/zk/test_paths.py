@@ -7,7 +7,7 @@ import re
 import pytest
 
 from django_zklock.zk import paths
-from tests.support.odd_keys import ODD
+from tests.toolbox.locks.odd_keys import ODD
 
 
 @pytest.mark.parametrize("key", ODD.values(), ids=ODD.keys())

@@ -10,7 +10,6 @@ from kazoo.exceptions import NoAuthError, NoNodeError
 from django_zklock.zk.contender import State
 from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.queue import READ, WRITE, Kind
-from tests.support.queued_contenders import node_of
 from tests.support.scripted_session import (
     OTHERS,
     SESSION,
@@ -23,6 +22,7 @@ from tests.support.scripted_session import (
     settle,
     stat,
 )
+from tests.toolbox.locks.contenders import node_of
 
 
 @pytest.fixture

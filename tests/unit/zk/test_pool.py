@@ -29,9 +29,10 @@ from django_zklock.zk.session import Session
 from django_zklock.zk.system import MACHINE
 from django_zklock.zk.wire import ConnectionOptions
 from django_zklock.zk.wire.requests import MultiRead
-from tests.support.threads import Runner
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.processes import forked_child
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
 
 UNKNOWN_OPCODE = 77
 

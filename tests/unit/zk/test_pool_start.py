@@ -19,14 +19,14 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import ensemble, search
 from django_zklock.zk.pool import Pool
-from tests.support.any_server import Server
-from tests.support.real_parts import wire_of
 from tests.support.session_shortage import ERRORS, Shortage
-from tests.support.threads import Runner
-from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.pools import MakePool, wire_of
 from tests.toolbox.network.tcp_proxy import Proxy
 from tests.toolbox.processes import forked_child
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import GRACE, wait_until
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
 LONG = 60.0
 SHORT = 0.2

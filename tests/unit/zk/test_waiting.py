@@ -23,7 +23,7 @@ from django_zklock.zk.waiting import (
     monotonic,
     seconds,
 )
-from tests.support.timing import GRACE, scaled
+from tests.toolbox.timing import GRACE, scaled
 
 
 @pytest.mark.parametrize(

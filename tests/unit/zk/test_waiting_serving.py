@@ -25,9 +25,10 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions, ensemble, search, snapshots
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import DaemonCall
-from tests.support.any_server import Server
-from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, Observer
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.timing import GRACE
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
 # What would wait waits longer than a test looks for its end.
 LONG = 60.0

@@ -14,7 +14,7 @@ import django
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 TIMEOUT = scaled(40)
 

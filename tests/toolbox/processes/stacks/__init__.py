@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.timing import scaled
 from tests.toolbox.processes.stacks.sitecustomize import ASK, END, VARIABLE, answer
+from tests.toolbox.timing import scaled
 
 HERE = str(Path(__file__).parent)
 # Seconds. What fails sooner has waited for nobody.

@@ -31,10 +31,10 @@ from django_zklock.api import current_work
 from django_zklock.contrib.celery import RetryLater, install
 from django_zklock.locked_call import locked_call_of
 from django_zklock.zk.held import held_stack
-from tests.support.django_layer import Ensemble, OtherClient
-from tests.support.threads import Runner
+from tests.toolbox.django.layer import Ensemble, OtherClient
+from tests.toolbox.threads import Runner
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 pytestmark = [pytest.mark.celery, pytest.mark.oldest]
 
 

@@ -12,9 +12,9 @@ from celery.app.base import Celery
 
 from django_zklock import current_lock, zk_locked
 from django_zklock.contrib.celery.tasks import outermost_lock
-from tests.support.django_layer import Ensemble
+from tests.toolbox.django.layer import Ensemble
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 pydantic = pytest.importorskip("pydantic")
 pytestmark = [
     pytest.mark.celery,

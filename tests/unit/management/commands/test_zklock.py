@@ -13,10 +13,10 @@ from django_zklock import operations
 from django_zklock.management.commands.zklock import Command, UnsuccessfulError
 from django_zklock.management.subcommands import show
 from django_zklock.zk.node_data import Work
-from tests.support.command import Hold, failure
 from tests.support.command_process import Process
+from tests.toolbox.django.command import Hold, failure
 
-pytest_plugins = ["tests.support.command_fixtures"]
+pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 
 def exit_code(*words: str) -> object:

@@ -12,9 +12,9 @@ from django.core.management.base import OutputWrapper
 from django_zklock.connections import connections
 from django_zklock.management.subcommands import _common
 from django_zklock.management.subcommands._output import Terminal
-from tests.support.command import Screen, failure
-from tests.support.timing import GRACE
+from tests.toolbox.django.command import Screen, failure
 from tests.toolbox.network.port import free_port
+from tests.toolbox.timing import GRACE
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -21,8 +21,8 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import QueueEntry
-from tests.support.command import GUID, Hold, Screen, Type, Wait, failure, run
 from tests.support.command_process import Process, Reader
+from tests.toolbox.django.command import GUID, Hold, Screen, Type, Wait, failure, run
 from tests.toolbox.network.port import free_port
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ NASTY = "\x1b[2J\u202egpj.exe\r\nfake row"
 BILL = Work(kind="task", name="billing.bill", id="77")
 BILL_AT_GATE = replace(BILL, worker="celery@web1", child=0, time_limit=300)
 
-pytest_plugins = ["tests.support.command_fixtures"]
+pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 
 def node_of(held: Held) -> str:

@@ -22,8 +22,8 @@ from kazoo.client import KazooClient
 from django_zklock.api import zk_lock
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.testing.server import serve
-from tests.support.timing import scaled
 from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.timing import scaled
 from tests.toolbox.zookeeper.devserver import DevServer
 
 ROOT = Path(__file__).resolve().parents[4]

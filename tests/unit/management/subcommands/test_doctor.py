@@ -10,7 +10,7 @@ import pytest
 
 from django_zklock import doctor
 from django_zklock.doctor import Finding
-from tests.support.command import Screen, run
+from tests.toolbox.django.command import Screen, run
 from tests.toolbox.network.port import free_port
 
 if TYPE_CHECKING:

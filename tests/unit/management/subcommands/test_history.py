@@ -8,9 +8,9 @@ import re
 from kazoo.client import KazooClient
 
 from django_zklock.zk import paths
-from tests.support.command import Hold, run
+from tests.toolbox.django.command import Hold, run
 
-pytest_plugins = ["tests.support.command_fixtures"]
+pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 
 def test_history__table(hold: Hold) -> None:

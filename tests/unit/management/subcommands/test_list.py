@@ -24,11 +24,11 @@ from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.ops.snapshots import LockSnapshot
 from django_zklock.zk.pool import Pool
-from tests.support.any_server import packets_received
-from tests.support.command import GUID, Hold, Screen, Wait, failure, run
-from tests.support.many_locks import hold_many
-from tests.support.timing import GRACE, scaled
+from tests.toolbox.django.command import GUID, Hold, Screen, Wait, failure, run
+from tests.toolbox.locks.many_locks import hold_many
 from tests.toolbox.network.port import free_port
+from tests.toolbox.timing import GRACE, scaled
+from tests.toolbox.zookeeper.any_server import packets_received
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.nocelery
 
 NASTY = "\x1b[2J\u202egpj.exe\r\nfake row"
 
-pytest_plugins = ["tests.support.command_fixtures"]
+pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 
 def test_list__table(hold: Hold, kazoo_client: KazooClient) -> None:

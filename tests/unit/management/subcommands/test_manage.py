@@ -13,12 +13,12 @@ from django.core.management import BaseCommand, CommandError, ManagementUtility
 
 from django_zklock import LockLost, current_lock, zk_lock
 from django_zklock.management.subcommands import exit_codes
-from tests.support.command import failure, run
-from tests.support.django_layer import Ensemble, OtherClient
-from tests.support.threads import Runner
-from tests.support.tree_reader import wait_until
+from tests.toolbox.django.command import failure, run
+from tests.toolbox.django.layer import Ensemble, OtherClient
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import wait_until
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 
 class Command(BaseCommand):

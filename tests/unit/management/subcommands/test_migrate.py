@@ -8,10 +8,10 @@ import pytest
 from django.core.management import BaseCommand, ManagementUtility
 
 from django_zklock import current_lock
-from tests.support.command import failure, run
-from tests.support.django_layer import Ensemble
+from tests.toolbox.django.command import failure, run
+from tests.toolbox.django.layer import Ensemble
 
-pytest_plugins = ["tests.support.settings_fixtures"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 
 @pytest.mark.parametrize(

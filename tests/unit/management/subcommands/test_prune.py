@@ -8,13 +8,13 @@ import pytest
 from kazoo.client import KazooClient
 
 from django_zklock.zk.ops import actions
-from tests.support.command import Hold, failure, run
+from tests.toolbox.django.command import Hold, failure, run
 from tests.toolbox.network.port import free_port
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-pytest_plugins = ["tests.support.command_fixtures"]
+pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 
 def test_prune__removes_empty_queues(hold: Hold, zklock: str, kazoo_client: KazooClient) -> None:

@@ -23,10 +23,11 @@ from django_zklock.management.commands.zklock import UnsuccessfulError
 from django_zklock.management.subcommands._locked_process import FORWARDED, NOT_FORWARDED, LockedProcess
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
-from tests.support.threads import Runner
-from tests.support.timing import GRACE, LONG_SESSION, scaled
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.port import free_port
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import GRACE, LONG_SESSION, scaled, wait_until
+from tests.toolbox.zookeeper.observer import Observer
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:

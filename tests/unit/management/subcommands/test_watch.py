@@ -25,12 +25,11 @@ from django_zklock.management.subcommands import _common, _output, _watch
 from django_zklock.management.subcommands import watch as subcommand
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.node_data import Work
-from tests.support.command import GUID, Hold, Screen, failure, run
 from tests.support.command_process import Process, Reader
-from tests.support.threads import Runner
-from tests.support.timing import GRACE
-from tests.support.tree_reader import wait_until
+from tests.toolbox.django.command import GUID, Hold, Screen, failure, run
 from tests.toolbox.network.port import free_port
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import GRACE, wait_until
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -40,7 +39,7 @@ BILL = Work(kind="task", name="billing.bill", id="77")
 HEIGHT, WIDTH = 24, 100
 OFTEN = ("--interval", "0.2")
 
-pytest_plugins = ["tests.support.command_fixtures"]
+pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 
 class Watch:

@@ -18,8 +18,8 @@ from django_zklock.zk.ops import ensemble
 from django_zklock.zk.ops.ensemble import Configuration, Latency, Server
 from django_zklock.zk.wire import ConnectionOptions
 from tests.support.fake_four_letter import Talker, serving
-from tests.support.timing import MAX_SESSION, scaled
 from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.timing import MAX_SESSION, scaled
 from tests.toolbox.zookeeper.ensemble import Ensemble
 from tests.toolbox.zookeeper.server import ZooKeeper
 

@@ -37,10 +37,11 @@ from django_zklock.zk.wire.connection import make_handler
 from django_zklock.zk.wire.lease import NEVER, Sent
 from django_zklock.zk.wire.requests import MultiRead
 from django_zklock.zk.wire.watches import RemoveWatches
-from tests.support.threads import Runner
-from tests.support.timing import GRACE, MAX_SESSION, scaled
-from tests.support.tree_reader import MakePool, Observer, wait_until
+from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import GRACE, MAX_SESSION, scaled, wait_until
+from tests.toolbox.zookeeper.observer import Observer
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.oldest]

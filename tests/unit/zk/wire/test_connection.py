@@ -15,8 +15,8 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.ops import ensemble, snapshots
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.timing import scaled
 from tests.toolbox.network.port import LOOPBACK
+from tests.toolbox.timing import scaled
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from django_zklock.zk.wire.connection import READABLE, Connection, make_handler
 from django_zklock.zk.wire.exchange import Exchange
 from django_zklock.zk.wire.names import Address, Names
 from django_zklock.zk.wire.requests import Delivery, EncodingError
-from tests.support.threads import Runner
+from tests.toolbox.threads import Runner
 
 CONNECTED = 3
 

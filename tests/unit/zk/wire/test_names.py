@@ -11,10 +11,9 @@ import pytest
 
 from django_zklock.zk.waiting import Deadline
 from django_zklock.zk.wire.names import Names
-from tests.support.timing import GRACE
-from tests.support.tree_reader import wait_until
 from tests.toolbox.network.fake_dns import EMPTY, NXDOMAIN, SERVFAIL, SILENCE, Answer, FakeDns
 from tests.toolbox.processes import forked_child
+from tests.toolbox.timing import GRACE, wait_until
 
 SOON = Deadline.after(0)
 

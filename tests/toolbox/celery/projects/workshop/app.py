@@ -17,8 +17,8 @@ from celery.result import AsyncResult
 from celery.signals import celeryd_init, worker_init, worker_process_init
 from kombu.asynchronous import timer
 
-from tests.support.package_limits import LIMITS_OF_WORKERS, scale_limits
-from tests.support.timing import scaled
+from tests.toolbox.package_limits import LIMITS_OF_WORKERS, scale_limits
+from tests.toolbox.timing import scaled
 
 # Seconds by which the clock of this host is ahead of the right one.
 AHEAD = float(os.environ.get("WORKSHOP_AHEAD", "0"))

@@ -11,9 +11,9 @@ from typing import Any
 from celery import Task, current_task, shared_task
 
 from django_zklock import current_lock, zk_lock, zk_locked
-from tests.support.timing import scaled
 from tests.toolbox.celery.projects.workshop.app import app
 from tests.toolbox.celery.projects.workshop.tasks import board, facts, stay
+from tests.toolbox.timing import scaled
 
 
 def write(journal: str, number: int, seconds: float = 0.0, *, alone: str = "") -> None:

@@ -8,9 +8,9 @@ import sys
 
 from kombu import Exchange, Queue
 
-from tests.support.timing import scaled
 from tests.toolbox.celery.projects.pageless import *  # noqa: F403 - derived settings
 from tests.toolbox.celery.projects.pageless import CELERY_TASK_DEFAULT_QUEUE
+from tests.toolbox.timing import scaled
 
 ZKLOCK = {
     "default": {

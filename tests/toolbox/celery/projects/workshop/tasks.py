@@ -26,8 +26,8 @@ from django_zklock import LockConflict, LockTimeout, current_lock, zk_lock, zk_l
 from django_zklock.connections import connections
 from django_zklock.contrib.celery import RetryLater
 from django_zklock.contrib.celery.gate.child import gates
-from tests.support.timing import scaled
 from tests.toolbox.celery.projects.workshop.app import app, finalized
+from tests.toolbox.timing import scaled
 
 kept: list[Any] = []
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from django_zklock.contrib.celery.gate.child_watcher import ChildWatcher
-from tests.support.timing import scaled
 from tests.toolbox.processes.status import identity, open_files
+from tests.toolbox.timing import scaled
 
 pytestmark = pytest.mark.celery
 

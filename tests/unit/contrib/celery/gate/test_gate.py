@@ -18,8 +18,8 @@ from celery.worker.consumer import Consumer
 from django_zklock.contrib.celery import headers
 from django_zklock.contrib.celery.gate.gate import Gate, install
 from django_zklock.contrib.celery.internals import delivery, messages, sending
-from tests.support.tree_reader import wait_until
 from tests.toolbox.processes.status import identity, open_files
+from tests.toolbox.timing import wait_until
 from tests.unit.contrib.celery.gate.workplace import Workplace
 
 

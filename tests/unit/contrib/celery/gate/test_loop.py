@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable
 
 from django_zklock.contrib.celery.gate.loop import Loop
-from tests.support.tree_reader import wait_until
 from tests.toolbox.processes.status import identity, open_files
+from tests.toolbox.timing import wait_until
 
 
 def test_loop__without_the_hub() -> None:

@@ -19,8 +19,8 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import RETRY_INTERVAL, monotonic
 from tests.support.session_shortage import ERRORS, Shortage
-from tests.support.timing import GRACE
-from tests.support.tree_reader import MakePool, wait_until
+from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.timing import GRACE, wait_until
 
 from .workplace import Workplace
 

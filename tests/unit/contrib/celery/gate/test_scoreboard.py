@@ -17,7 +17,7 @@ import pytest
 from django_zklock.contrib.celery.gate.scoreboard import MAX_CELLS, Cell, HoldState, ParentCell, Scoreboard
 from django_zklock.zk.session import SessionListener
 from django_zklock.zk.waiting import boottime
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 pytestmark = pytest.mark.celery
 

@@ -7,7 +7,7 @@ import pytest
 from django_zklock.zk import acquire
 from django_zklock.zk.contender import Contender
 from django_zklock.zk.waiting import monotonic
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 # Seconds.
 LONG = scaled(30)

@@ -15,8 +15,9 @@ from django_zklock.zk.place import Turn
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from django_zklock.zk.session import Session
-from tests.support.threads import Runner, waiting_in
-from tests.support.tree_reader import Observer, wait_until
+from tests.toolbox.threads import Runner, waiting_in
+from tests.toolbox.timing import wait_until
+from tests.toolbox.zookeeper.observer import Observer
 
 RULES: dict[str, Rule] = {"exclusive": EXCLUSIVE, "write": WRITE, "read": READ, "lease": semaphore(2)}
 # A read that an event triggers, one that its answer triggers, and one more for each.

@@ -8,7 +8,7 @@ they wait for what must happen. So do the limits of pytest-timeout. A test itsel
 A bound on the clock is ``GRACE`` more than what it shows. It shows that something ends by its own limit and not by
 another one, so that one must be larger than the bound: a connect timeout of a minute, a session of forty seconds.
 
-``python -m tests.support.timing`` prints the measure. All programs of a run find it in :data:`VARIABLE`, which also
+``python -m tests.toolbox.timing`` prints the measure. All programs of a run find it in :data:`VARIABLE`, which also
 takes the number of who wants to choose.
 """
 
@@ -19,6 +19,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 VARIABLE = "ZKLOCK_SLOWNESS"
 # Seconds for the probes, one for each core and all at once. On two cores of a server, an Intel Xeon, each takes 0.2 of
@@ -80,6 +82,21 @@ GRACE = scaled(15.0)
 LONG_SESSION = 30.0
 # The longest session that the servers of the fixtures grant.
 MAX_SESSION = scaled(60.0)
+# Seconds between two questions.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.005, 0.05
+
+
+def wait_until(condition: Callable[[], Any], timeout: float = 30.0, what: str = "") -> Any:
+    """Wait for ``condition`` to become true and return its value; fail after ``timeout`` seconds of a quiet machine.
+
+    The longer it takes, the longer are the pauses: most conditions ask a server, which has other work to do.
+    """
+    began, limit = time.monotonic(), scaled(timeout)
+    while not (value := condition()):
+        waited = time.monotonic() - began
+        assert waited < limit, f"not within {limit:g} s: {what or condition}"
+        time.sleep(min(max(waited / 10, SHORTEST_PAUSE), LONGEST_PAUSE))
+    return value
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kazoo.client import KazooClient
 
 from django_zklock.zk.node_data import Identity, Work
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 # So many nodes share a transaction.
 PORTION = 500

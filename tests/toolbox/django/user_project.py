@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import pytest
 
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 # A name that is never resolved: a test that uses the project's own ZooKeeper fails. On a busy machine the connection to
-# the server for tests may take as long as the grace of tests.support.timing.
+# the server for tests may take as long as the grace of tests.toolbox.timing.
 SETTINGS = """
     SECRET_KEY = "shop"
     INSTALLED_APPS = ["django.contrib.auth", "django.contrib.contenttypes", "django_zklock", "shop"]

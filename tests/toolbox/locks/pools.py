@@ -1,11 +1,15 @@
-"""The parts of a machine that a pool really has: kazoo's client, and the threads."""
+"""Pools of tests, and what a pool really has on a machine: kazoo's client, and the threads."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from django_zklock.zk.background import BackgroundCalls, TimerThread
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.session import Session
 from django_zklock.zk.wire import Wire
+
+MakePool = Callable[..., Pool]
 
 
 def wire_of(session: Session) -> Wire:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from django_zklock.zk.pool import Pool
-from tests.support.any_server import Server
-from tests.support.django_layer import Ensemble, OtherClient, Recorder
-from tests.support.timing import scaled
-from tests.support.tree_reader import Observer
+from tests.toolbox.django.layer import Ensemble, OtherClient, Recorder
 from tests.toolbox.network.port import LOOPBACK, free_port
+from tests.toolbox.timing import scaled
+from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.zookeeper.observer import Observer
 
 if TYPE_CHECKING:
     from pytest_django import Settings

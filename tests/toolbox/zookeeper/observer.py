@@ -1,39 +1,17 @@
-"""A look from outside: at the tree of a server, and at anything that takes its time."""
+"""A client that looks at the tree of a server, and disturbs it."""
 
 from __future__ import annotations
-
-import time
-from collections.abc import Callable
-from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from django_zklock.zk.pool import Pool
-from tests.support.protocol.jute import boolean, buffer, integer, long
-from tests.support.protocol.raw_client import RawClient
-from tests.support.real_parts import wire_of
-from tests.support.timing import scaled
+from tests.toolbox.locks.pools import wire_of
+from tests.toolbox.protocol.jute import boolean, buffer, integer, long
+from tests.toolbox.protocol.raw_client import RawClient
+from tests.toolbox.timing import scaled, wait_until
 
 CLOSE = -11
-# Seconds between two looks.
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.005, 0.05
-
-
-def wait_until(condition: Callable[[], Any], timeout: float = 30.0, what: str = "") -> Any:
-    """Wait for ``condition`` to become true and give its value; fail after ``timeout`` seconds of a quiet machine.
-
-    The longer it takes, the longer are the pauses: most conditions ask a server, which has other work to do.
-    """
-    began, limit = time.monotonic(), scaled(timeout)
-    while not (value := condition()):
-        waited = time.monotonic() - began
-        assert waited < limit, f"not within {limit:g} s: {what or condition}"
-        time.sleep(min(max(waited / 10, SHORTEST_PAUSE), LONGEST_PAUSE))
-    return value
-
-
-MakePool = Callable[..., Pool]
 
 
 class Observer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from tests.support.timing import scaled
+from tests.toolbox.timing import scaled
 
 # Seconds on a quiet machine, with seven other processes that run tests.
 LIMITS = {

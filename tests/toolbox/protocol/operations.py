@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from tests.support.protocol import jute
-from tests.support.protocol.jute import Acl, Path, Reader, Value
+from tests.toolbox.protocol import jute
+from tests.toolbox.protocol.jute import Acl, Path, Reader, Value
 
 if TYPE_CHECKING:
     from typing import TypeAlias

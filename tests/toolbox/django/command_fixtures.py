@@ -17,10 +17,9 @@ from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.ops.snapshots import LockSnapshot
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import Cancellation
-from tests.support.command import Hold, Screen, Type, Wait
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
+from tests.toolbox.django.command import Hold, Screen, Type, Wait
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled, wait_until
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.support.protocol import jute
-from tests.support.protocol.jute import Reader, Stat, Value
-from tests.support.protocol.operations import GetData, Home, Operation
-from tests.support.protocol.raw_client import NO_PASSWORD, TIMEOUT, Event, Greeting, RawClient, Reply
+from tests.toolbox.protocol import jute
+from tests.toolbox.protocol.jute import Reader, Stat, Value
+from tests.toolbox.protocol.operations import GetData, Home, Operation
+from tests.toolbox.protocol.raw_client import NO_PASSWORD, TIMEOUT, Event, Greeting, RawClient, Reply
 
 HOME = Home()
 

@@ -15,9 +15,9 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
-from tests.support.threads import Runner
-from tests.support.timing import scaled
-from tests.support.tree_reader import Observer
+from tests.toolbox.threads import Runner
+from tests.toolbox.timing import scaled
+from tests.toolbox.zookeeper.observer import Observer
 
 SIGNALS = ("acquired", "contended", "released", "lost", "revoked", "refused", "skipped")
 

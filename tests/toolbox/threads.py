@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from django_zklock.zk.lock import Lock
-from tests.support.timing import scaled
-from tests.support.tree_reader import wait_until
+from tests.toolbox.timing import scaled, wait_until
 
 
 class Runner:

@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.support.protocol.jute import INT, Reader, boolean, buffer, integer, long
-from tests.support.timing import scaled
+from tests.toolbox.protocol.jute import INT, Reader, boolean, buffer, integer, long
+from tests.toolbox.timing import scaled
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -1,0 +1,1 @@
+"""Pools, keys, listeners, and contenders in a queue."""
