@@ -11,7 +11,7 @@ from django_zklock.exceptions import LockConflict, LockLost, LockTimeout
 from django_zklock.zk.held import Held, current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from tests.support.cancellation import BEFORE, Canceller, nothing_left
+from tests.contract.cancellation import BEFORE, Canceller, nothing_left
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import GRACE, wait_until

@@ -31,7 +31,7 @@ from tests.toolbox.zookeeper.observer import Observer
 
 pytestmark = pytest.mark.oldest
 
-pytest_plugins = ["tests.support.agents", "tests.toolbox.slow_deadlines"]
+pytest_plugins = ["tests.contract.agents", "tests.toolbox.slow_deadlines"]
 
 # Seconds, for what must not happen: a wait that never ends.
 LONG = 60.0

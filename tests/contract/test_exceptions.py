@@ -32,7 +32,7 @@ from django_zklock.zk.place import Place as PlaceInQueue
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.session import Session
 from django_zklock.zk.waiting import AutoResetEvent, Cancellation
-from tests.support.exception_injection import Injected, Injector, Place
+from tests.contract.exception_injection import Injected, Injector, Place
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import scaled, wait_until

@@ -14,7 +14,7 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
-from tests.support.hold_history import History, Hold
+from tests.contract.hold_history import History, Hold
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import Proxy
 from tests.toolbox.threads import Runner

@@ -437,9 +437,8 @@ def test_task__timeout_around(ensemble: Ensemble) -> None:
 
 def test_greenlets(server: Server, root: str) -> None:
     """Greenlets of a patched process are interrupted where they wait, and not after the body has ended."""
-    start = (
-        "from gevent import monkey; monkey.patch_all()\nfrom tests.support.interrupted_greenlets import main; main()"
-    )
+    program = "from tests.contract.programs.interrupted_greenlets import main; main()"
+    start = f"from gevent import monkey; monkey.patch_all()\n{program}"
     command = [sys.executable, "-c", start, server.hosts, root]
     process = subprocess.run(command, check=False, capture_output=True, text=True, cwd=REPOSITORY, timeout=scaled(60))
     assert (process.returncode, process.stdout.splitlines()) == (
@@ -450,7 +449,7 @@ def test_greenlets(server: Server, root: str) -> None:
 
 def test_greenlets__unpatched(server: Server, root: str) -> None:
     """Without patches too the greenlet of the body is interrupted, and not the one that runs in its thread then."""
-    start = "from tests.support.interrupted_greenlets import unpatched; unpatched()"
+    start = "from tests.contract.programs.interrupted_greenlets import unpatched; unpatched()"
     command = [sys.executable, "-c", start, server.hosts, root]
     process = subprocess.run(command, check=False, capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
     assert (process.returncode, process.stdout.splitlines()) == (

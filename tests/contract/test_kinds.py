@@ -11,7 +11,7 @@ from django_zklock.exceptions import LockTimeout
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, semaphore
-from tests.support.cancellation import BEFORE, HELD, WAITING, Canceller, nothing_left
+from tests.contract.cancellation import BEFORE, HELD, WAITING, Canceller, nothing_left
 from tests.toolbox.locks.contenders import RULES, Standing
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.threads import Runner

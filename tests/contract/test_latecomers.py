@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from django_zklock.zk.lock import Lock
-from tests.support.child_process import Player
-from tests.support.late_writer import Account
+from tests.contract.programs.late_writer import Account
+from tests.contract.programs.player import Player
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.zookeeper.any_server import Server
 
@@ -29,7 +29,7 @@ def start(server: Server, root: str, tmp_path: Path) -> Iterator[Callable[[], Pl
 
     def start() -> Player:
         path = tmp_path / "account"
-        before = "import tests.support.late_writer"
+        before = "import tests.contract.programs.late_writer"
         players.append(Player(server.hosts, root, "write", path, timeout=1.0, before=before))
         return players[-1]
 

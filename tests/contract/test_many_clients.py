@@ -10,7 +10,7 @@ from kazoo.client import KazooClient
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, WRITE, Rule
-from tests.support.other_recipes import visible_kazoo_lock
+from tests.contract.other_recipes import visible_kazoo_lock
 from tests.toolbox.curator.clients import Curator
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.threads import Runner

@@ -16,7 +16,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
-from tests.support.other_recipes import KAZOO_LOCKS, OfCurator, OfKazoo, Other
+from tests.contract.other_recipes import KAZOO_LOCKS, OfCurator, OfKazoo, Other
 from tests.toolbox.curator.clients import Curator
 from tests.toolbox.threads import Runner, waiting_in
 from tests.toolbox.timing import wait_until

@@ -40,7 +40,7 @@ from tests.toolbox.zookeeper.observer import Observer
 
 pytestmark = pytest.mark.oldest
 
-pytest_plugins = ["tests.support.agents", "tests.toolbox.slow_deadlines"]
+pytest_plugins = ["tests.contract.agents", "tests.toolbox.slow_deadlines"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # Seconds, for what must not happen: a wait that never ends.
@@ -400,7 +400,7 @@ IMPORT = "import django_zklock.zk.lock"
 
 
 def play(server: Server, root: str, *lines: str) -> list[str]:
-    """Run a program of tests/support/greenlet_owners.py and give what it has said."""
+    """Run a program of tests/contract/programs/greenlet_owners.py and give what it has said."""
     command = [sys.executable, "-c", "\n".join(lines), server.hosts, root]
     process = subprocess.run(command, check=False, capture_output=True, text=True, cwd=REPOSITORY, timeout=LONG)
     assert process.returncode == 0, process.stderr
@@ -410,27 +410,27 @@ def play(server: Server, root: str, *lines: str) -> list[str]:
 @pytest.mark.parametrize("library", PATCH)
 def test_greenlet__patched_before_import(server: Server, root: str, library: str) -> None:
     """A greenlet of a patched process shares its hold with itself alone, and the others take turns."""
-    run = f"from tests.support.greenlet_owners import main; main({library!r})"
+    run = f"from tests.contract.programs.greenlet_owners import main; main({library!r})"
     assert play(server, root, PATCH[library], IMPORT, run) == ["inside 1 tokens 4"]
 
 
 @pytest.mark.parametrize("library", PATCH)
 def test_greenlet__patched_after_import(server: Server, root: str, library: str) -> None:
     """The same in a process that is patched when everything is imported, as by gunicorn with --preload."""
-    run = f"from tests.support.greenlet_owners import main; main({library!r})"
+    run = f"from tests.contract.programs.greenlet_owners import main; main({library!r})"
     assert play(server, root, IMPORT, PATCH[library], run) == ["inside 1 tokens 4"]
 
 
 @pytest.mark.parametrize("library", PATCH)
 def test_greenlet__unpatched(server: Server, root: str, library: str) -> None:
     """Without patches a greenlet that waits would stop the one that holds, so it is refused."""
-    run = f"from tests.support.greenlet_owners import unpatched; unpatched({library!r})"
+    run = f"from tests.contract.programs.greenlet_owners import unpatched; unpatched({library!r})"
     assert play(server, root, IMPORT, run) == ["conflict True None None"] * 3
 
 
 def test_greenlet__beside_a_task(server: Server, root: str) -> None:
     """A greenlet is not the task of an event loop that runs in another greenlet of its thread."""
-    run = "from tests.support.greenlet_owners import beside_a_task; beside_a_task('gevent')"
+    run = "from tests.contract.programs.greenlet_owners import beside_a_task; beside_a_task('gevent')"
     assert play(server, root, PATCH["gevent"], IMPORT, run) == ["asked True True"]
 
 

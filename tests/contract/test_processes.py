@@ -13,7 +13,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from django_zklock.zk.lock import Lock
-from tests.support.child_process import Player
+from tests.contract.programs.player import Player
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.timing import GRACE, wait_until
 from tests.toolbox.zookeeper.any_server import Server

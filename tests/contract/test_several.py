@@ -18,7 +18,7 @@ from django_zklock.zk.held import current, held_stack
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
-from tests.support.cancellation import BEFORE, HELD, WAITING, Canceller, nothing_left
+from tests.contract.cancellation import BEFORE, HELD, WAITING, Canceller, nothing_left
 from tests.toolbox.locks.contenders import RULES
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests

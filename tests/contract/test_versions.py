@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 
 from django_zklock import zk_lock
-from tests.support.doc_blocks import PAGES
 
-PAGE = PAGES["docs/reference/versions.md"].partition("## What processes share")[2]
+VERSIONS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "versions.md"
+PAGE = VERSIONS.read_text(encoding="utf-8").partition("## What processes share")[2]
 LABELS = dict(re.findall(r"^\| ([a-z ]+) \| `(-[\w-]+)` \|$", PAGE, re.MULTILINE))
 KINDS: dict[str, dict[str, Any]] = {
     "exclusive": {},

@@ -37,7 +37,7 @@ pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LONG = scaled(60)
-# As many as tests/support/greedy_wsgi_app.py waits for.
+# As many as tests/integration/web_applications/greedy.py waits for.
 REQUESTS = 4
 
 
@@ -120,7 +120,7 @@ def _accepts(address: str) -> bool:
 def test_gunicorn(server: Server, root: str, worker: str, preload: list[str]) -> None:
     """Of the requests that a worker of gunicorn has at once one holds the lock, even if it is patched after imports."""
     options = ["--bind", "127.0.0.1:0", "--worker-class", worker, "--threads", str(REQUESTS), *preload]
-    application = "tests.support.greedy_wsgi_app:application"
+    application = "tests.integration.web_applications.greedy:application"
     gunicorn = WebServer(server, root, "gunicorn", *options, application, ready="Booting worker")
     try:
         answers = gunicorn.get_together(REQUESTS)
@@ -146,7 +146,7 @@ def test_granian(server: Server, root: str) -> None:
     port = free_port()
     threads = ["--workers", "1", "--blocking-threads", str(REQUESTS), "--blocking-threads-idle-timeout", "5"]
     options = ["--interface", "wsgi", "--host", "127.0.0.1", "--port", str(port), *threads]
-    application = "tests.support.hoarding_wsgi_app:application"
+    application = "tests.integration.web_applications.hoarding:application"
     granian = WebServer(server, root, "granian", *options, application, ready="Started worker")
     idents: dict[str, str] = {}
     try:
@@ -168,7 +168,7 @@ def test_granian(server: Server, root: str) -> None:
 @pytest.mark.parametrize("kind", ["gunicorn", "granian"])
 def test_client_disconnects(server: Server, root: str, observer: Observer, kind: str) -> None:
     """A streaming view keeps its lock while the client reads; when the client is gone, the next request has it."""
-    application = "tests.support.streaming_wsgi_app:application"
+    application = "tests.integration.web_applications.streaming:application"
     port = str(free_port())
     options = {
         "gunicorn": ["--bind", f"127.0.0.1:{port}", "--threads", "2"],

@@ -36,7 +36,7 @@ from benchmarks.peers.scenario import Round
 from benchmarks.peers.scenarios import SCENARIOS
 from benchmarks.peers.summary import Summary, amount, markdown, number, ratio
 from benchmarks.peers.tables import BLOCKS, blocks, faster, figures, ratios, speed
-from tests.support.doc_blocks import ROOT
+from tests.project.doc_blocks import ROOT
 from tests.toolbox.timing import scaled
 
 pytestmark = pytest.mark.once

@@ -26,7 +26,7 @@ from choice import choose
 from kazoo.client import KazooClient
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.doc_blocks import Block, runs
+from tests.project.doc_blocks import Block, runs
 from tests.toolbox.processes.process import StartError
 from tests.toolbox.timing import scaled
 

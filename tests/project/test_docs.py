@@ -26,7 +26,7 @@ from django_zklock.zk.ops import trail
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 from django_zklock.zk.pool import PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.reference_pages import REFERENCE, sections
+from tests.project.reference_pages import REFERENCE, sections
 from tests.toolbox.protocol.error_codes import CODES_OF_ZOOKEEPER, UNKNOWN
 
 

@@ -10,7 +10,7 @@ from django_zklock.admin import LockAdmin, filters, page, reader
 from django_zklock.admin.actions import MAX_REASON
 from django_zklock.models import Lock
 from django_zklock.zk.ops.search import KINDS, STATES
-from tests.support.reference_pages import REFERENCE, sections
+from tests.project.reference_pages import REFERENCE, sections
 
 PAGE = "admin.md"
 

@@ -18,7 +18,7 @@ from tests.project import (
     test_readme,
     test_tutorial,
 )
-from tests.support.doc_blocks import (
+from tests.project.doc_blocks import (
     BLOCKS,
     PAGES,
     ROOT,

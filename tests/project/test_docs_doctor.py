@@ -8,7 +8,7 @@ from pathlib import Path
 
 import django_zklock
 from django_zklock.doctor import LEVELS
-from tests.support.reference_pages import REFERENCE, sections
+from tests.project.reference_pages import REFERENCE, sections
 
 PACKAGE = Path(django_zklock.__file__).parent
 SOURCES = list((PACKAGE / "doctor").glob("*.py"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import django_zklock
-from tests.support.reference_pages import sections
+from tests.project.reference_pages import sections
 
 PACKAGE = Path(django_zklock.__file__).parent
 TREES = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]

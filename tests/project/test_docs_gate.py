@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("celery")
 
 from django_zklock.contrib.celery.gate.states import STATES, STEPS, Phase
-from tests.support import gate_drawing
+from tests.project import gate_drawing
 
 pytestmark = pytest.mark.once
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.doc_blocks import PAGES, ROOT
+from tests.project.doc_blocks import PAGES, ROOT
 
 HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[(?:[^\]\[]|\[[^\]]*\])*\]\(([^)\s]+)\)")

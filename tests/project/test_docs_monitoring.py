@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from django_zklock.connections import connections
-from tests.support.doc_blocks import PAGES, ROOT
-from tests.support.reference_pages import sections
+from tests.project.doc_blocks import PAGES, ROOT
+from tests.project.reference_pages import sections
 
 FOLDER = ROOT / "docs" / "_static" / "monitoring"
 DASHBOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text(encoding="utf-8"))

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import django_zklock
-from tests.support.doc_blocks import BLOCKS, PAGES, Block, runs
-from tests.support.reference_pages import sections
+from tests.project.doc_blocks import BLOCKS, PAGES, Block, runs
+from tests.project.reference_pages import sections
 from tests.toolbox.timing import scaled
 from tests.toolbox.zookeeper.ensemble import Ensemble
 

@@ -29,7 +29,7 @@ from django_zklock import ZkLockError, zk_lock
 from django_zklock.connections import connections
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.ops import actions, snapshots
-from tests.support.doc_blocks import BLOCKS, ROOT, Block, execute, masked, runs
+from tests.project.doc_blocks import BLOCKS, ROOT, Block, execute, masked, runs
 from tests.toolbox.curator.installation import HOW_TO_GET_CURATOR, find_curator
 from tests.toolbox.django.command import Screen, Type, run
 from tests.toolbox.django.layer import Ensemble

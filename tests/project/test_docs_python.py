@@ -36,7 +36,7 @@ from django_zklock import (
 )
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
-from tests.support.doc_blocks import ROOT, Block, execute, runs
+from tests.project.doc_blocks import ROOT, Block, execute, runs
 from tests.toolbox.django.layer import Ensemble, OtherClient
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import scaled, wait_until

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.doc_blocks import BLOCKS, Block, runs
+from tests.project.doc_blocks import BLOCKS, Block, runs
 from tests.toolbox.timing import scaled
 
 if TYPE_CHECKING:

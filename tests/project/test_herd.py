@@ -10,7 +10,7 @@ from benchmarks.schemes import report
 from benchmarks.schemes.catalogue import SCHEMES
 from benchmarks.schemes.report import Result, Results, number, size, table
 from benchmarks.schemes.tap import Traffic
-from tests.support.doc_blocks import PAGES
+from tests.project.doc_blocks import PAGES
 
 pytestmark = pytest.mark.once
 

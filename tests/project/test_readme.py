@@ -12,7 +12,7 @@ import pytest
 from django.core.management import call_command
 
 from django_zklock import conf, current_lock, zk_lock
-from tests.support.doc_blocks import Block, execute, runs
+from tests.project.doc_blocks import Block, execute, runs
 from tests.toolbox.timing import scaled
 
 Blocks = list[Block]

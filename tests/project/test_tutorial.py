@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.doc_blocks import BLOCKS, ROOT, Block, masked, runs
+from tests.project.doc_blocks import BLOCKS, ROOT, Block, masked, runs
 from tests.toolbox.network.port import free_port
 from tests.toolbox.timing import scaled
 

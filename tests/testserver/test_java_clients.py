@@ -14,7 +14,7 @@ import pytest
 from django_zklock import LockTimeout, zk_lock
 from django_zklock.connections import connections
 from django_zklock.testing import ZooKeeperServer
-from tests.support.zkcli import ZkCli, transcript
+from tests.testserver.zkcli import ZkCli, transcript
 from tests.toolbox.curator.clients import Curator, CuratorClient, RefusedError
 from tests.toolbox.curator.installation import curator_version, find_curator
 from tests.toolbox.network.tcp_proxy import Proxy

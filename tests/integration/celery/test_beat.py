@@ -41,7 +41,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.refusing_server import Refusals
+from tests.integration.refusing_server import Refusals
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.celery.projects import PROJECTS
 from tests.toolbox.django.layer import Recorder

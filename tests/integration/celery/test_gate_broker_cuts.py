@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import broker_audit
-from tests.support.broker_audit import BROKERS, TIMEOUT
+from tests.integration.celery import broker_audit
+from tests.integration.celery.broker_audit import BROKERS, TIMEOUT
 from tests.toolbox.brokers.rabbitmq import RabbitMQ
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.celery.workshop import Workshop

@@ -11,8 +11,8 @@ import pytest
 from amqp.exceptions import MessageNacked
 from kombu.exceptions import OperationalError
 
-from tests.support import broker_audit
-from tests.support.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
+from tests.integration.celery import broker_audit
+from tests.integration.celery.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
 from tests.toolbox.brokers.rabbitmq import RabbitMQ
 from tests.toolbox.timing import scaled, wait_until
 

@@ -17,7 +17,7 @@ import pytest
 from celery.exceptions import TimeLimitExceeded
 
 from django_zklock.zk.ops import snapshots
-from tests.support import broker_audit
+from tests.integration.celery import broker_audit
 from tests.toolbox.celery.workshop import TIMEOUT, Sent
 from tests.toolbox.timing import scaled, wait_until
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.broker_audit import BROKERS, broker_of
+from tests.integration.celery.broker_audit import BROKERS, broker_of
 from tests.toolbox.timing import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]

@@ -14,7 +14,7 @@ from celery.app.base import Celery
 
 from django_zklock.contrib.celery.gate.ticket import HEADER
 from django_zklock.zk.ops import actions
-from tests.support import broker_audit
+from tests.integration.celery import broker_audit
 from tests.toolbox.timing import scaled, wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import broker_audit
+from tests.integration.celery import broker_audit
 from tests.toolbox.timing import GRACE, scaled, wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]

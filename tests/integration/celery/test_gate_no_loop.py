@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import broker_audit
+from tests.integration.celery import broker_audit
 from tests.toolbox.timing import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]

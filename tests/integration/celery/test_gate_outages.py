@@ -15,8 +15,8 @@ import pytest
 from django_zklock.contrib.celery.gate import child_note
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.ops import snapshots
-from tests.support import broker_audit
-from tests.support.broker_audit import TIMEOUT, WITH_AND_WITHOUT
+from tests.integration.celery import broker_audit
+from tests.integration.celery.broker_audit import TIMEOUT, WITH_AND_WITHOUT
 from tests.toolbox.timing import MAX_SESSION, scaled, wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]

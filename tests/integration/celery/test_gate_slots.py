@@ -15,8 +15,8 @@ from django_zklock import LockTimeout
 from django_zklock.contrib.celery.gate.run import MAX_READY
 from django_zklock.contrib.celery.gate.slots import SHORT
 from django_zklock.zk.lock import Lock
-from tests.support import broker_audit
-from tests.support.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
+from tests.integration.celery import broker_audit
+from tests.integration.celery.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import scaled, wait_until

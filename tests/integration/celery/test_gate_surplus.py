@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from django_zklock.contrib.celery.gate.attempt import CHECK_INTERVAL
-from tests.support import broker_audit
-from tests.support.broker_audit import BROKERS, TIMEOUT
+from tests.integration.celery import broker_audit
+from tests.integration.celery.broker_audit import BROKERS, TIMEOUT
 from tests.toolbox.timing import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]

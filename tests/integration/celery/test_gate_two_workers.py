@@ -10,7 +10,7 @@ import uuid
 
 import pytest
 
-from tests.support.broker_audit import WITH_AND_WITHOUT
+from tests.integration.celery.broker_audit import WITH_AND_WITHOUT
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.celery.projects import PROJECTS
 from tests.toolbox.processes.project import PROJECT

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import broker_audit
-from tests.support.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
+from tests.integration.celery import broker_audit
+from tests.integration.celery.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
 from tests.toolbox.timing import scaled, wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper, pytest.mark.slow]

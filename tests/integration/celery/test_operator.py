@@ -15,7 +15,7 @@ import pytest
 from django_zklock import serializers
 from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.ops.snapshots import QueueEntry
-from tests.support import broker_audit
+from tests.integration.celery import broker_audit
 from tests.toolbox.celery.program import run_in_shell
 from tests.toolbox.timing import wait_until
 

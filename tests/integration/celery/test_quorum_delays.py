@@ -10,7 +10,7 @@ import pytest
 from kombu import Exchange, Queue
 
 from django_zklock.testing import ZooKeeperServer
-from tests.support.broker_audit import TIMEOUT
+from tests.integration.celery.broker_audit import TIMEOUT
 from tests.toolbox.brokers.rabbitmq import RabbitMQ
 from tests.toolbox.timing import scaled, wait_until
 

@@ -21,7 +21,7 @@ from django_zklock.testing import Opcode, ZooKeeperServer
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import snapshots
 from tests.integration.faults.haproxy import HAProxy
-from tests.support.refusing_server import Refusals
+from tests.integration.refusing_server import Refusals
 from tests.toolbox.locks.pools import MakePool, wire_of
 from tests.toolbox.network.port import LOOPBACK
 from tests.toolbox.network.tcp_proxy import Proxy

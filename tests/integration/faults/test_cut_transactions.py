@@ -11,7 +11,7 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.listener import LockValue
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from tests.support.byte_cuts import HEADER, LANES, LENGTH, TEXT, session_of, sweep
+from tests.integration.faults.byte_cuts import HEADER, LANES, LENGTH, TEXT, session_of, sweep
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.threads import waiting_in
 

@@ -20,8 +20,8 @@ from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import Kind, name_prefix, new_guid, parse_name, semaphore
 from django_zklock.zk.waiting import monotonic
-from tests.support.byte_cuts import HEADER, LANES, LENGTH, TEXT, idle, session_of, sweep
-from tests.support.server_hooks import Moments
+from tests.integration.faults.byte_cuts import HEADER, LANES, LENGTH, TEXT, idle, session_of, sweep
+from tests.integration.faults.server_hooks import Moments
 from tests.toolbox.locks.contenders import is_watching
 from tests.toolbox.locks.losses import Losses
 from tests.toolbox.locks.pools import MakePool

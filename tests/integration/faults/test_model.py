@@ -29,8 +29,7 @@ from django_zklock.testing.server.faults import DirectionName
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
-from tests.support.scripted_session import parse_names
+from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, parse_name, semaphore
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.timing import wait_until
 from tests.toolbox.zookeeper.observer import Observer
@@ -122,7 +121,8 @@ class World:
             tree = self.server.service.newest.tree.nodes
             if path not in tree:
                 return []
-            return [node.sequence for node in parse_names(tree[path].children)] + [tree[path].creations]
+            nodes = filter(None, map(parse_name, tree[path].children))
+            return [node.sequence for node in nodes] + [tree[path].creations]
 
         numbers = self.server.call(used)
         if numbers and all((value - number) % 2**32 < 2**31 for number in numbers):

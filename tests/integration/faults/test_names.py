@@ -318,7 +318,7 @@ EVENTLET = "import eventlet; eventlet.monkey_patch()"
 def test_system_resolver(mode: str, patch: str) -> None:
     """With the resolver of the system, or that of greenlets, and a DNS server that fails, a reset costs no lock."""
     apart = ["unshare", "--map-root-user", "--net", "--mount"]
-    command = [*apart, sys.executable, "-W", "ignore", "-m", "tests.support.away_dns", mode, patch]
+    command = [*apart, sys.executable, "-W", "ignore", "-m", "tests.integration.faults.away_dns", mode, patch]
     run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=HOME)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) == {"lost": False, "same session": True}, run.stderr

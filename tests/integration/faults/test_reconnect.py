@@ -21,7 +21,7 @@ from django_zklock.zk.session import Session
 from django_zklock.zk.wire.connection import MAX_DOUBTS
 from django_zklock.zk.wire.options import DATA_LOST, REFUSED
 from django_zklock.zk.wire.watches import MAX_PATHS, WatchKey
-from tests.support.refusing_server import Refusals
+from tests.integration.refusing_server import Refusals
 from tests.toolbox.locks.contenders import is_watching
 from tests.toolbox.locks.losses import Losses
 from tests.toolbox.locks.pools import MakePool, wire_of

@@ -19,7 +19,7 @@ from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import semaphore
 from django_zklock.zk.wire.requests import EncodingError, error_of, is_temporary
-from tests.support.refusing_server import (
+from tests.integration.refusing_server import (
     NO_AUTH,
     OPERATION_TIMEOUT,
     QUOTA_EXCEEDED,

@@ -34,7 +34,15 @@ LISTS = 0.1
 def test_many_waiters(root: str) -> None:
     """They cost no thread each and little memory, ask the server for little, and are served in order to the last."""
     with ZooKeeperServer() as server:
-        arguments = [sys.executable, "-m", "tests.support.many_waiters", server.hosts, root, str(COUNT), str(BUDGET)]
+        arguments = [
+            sys.executable,
+            "-m",
+            "tests.integration.load.many_waiters",
+            server.hosts,
+            root,
+            str(COUNT),
+            str(BUDGET),
+        ]
         done = subprocess.run(arguments, cwd=HOME, capture_output=True, text=True, timeout=scaled(240), check=False)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)

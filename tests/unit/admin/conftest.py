@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.test import Client
 
-from tests.support.admin_pages import member
+from tests.unit.admin.pages import member
 
 
 @pytest.fixture

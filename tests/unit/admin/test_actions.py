@@ -23,11 +23,11 @@ from django_zklock.zk import paths
 from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import actions
-from tests.support.admin_pages import GUID, body_of, member, text_of
 from tests.toolbox.django.command import Hold, run
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.timing import wait_until
 from tests.toolbox.zookeeper.server import ZooKeeper
+from tests.unit.admin.pages import GUID, body_of, member, text_of
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -19,11 +19,11 @@ from django_zklock.connections import connections
 from django_zklock.zk import node_data
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import actions
-from tests.support.admin_pages import GUID, LIST, NASTY, body_of, text_of
 from tests.toolbox.django.command import Hold
 from tests.toolbox.network.port import free_port
 from tests.toolbox.timing import GRACE
 from tests.toolbox.zookeeper.server import ZooKeeper
+from tests.unit.admin.pages import GUID, LIST, NASTY, body_of, text_of
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -10,10 +10,10 @@ import pytest
 from django.test import Client
 from kazoo.client import KazooClient
 
-from tests.support.admin_pages import GUID, LIST, text_of
 from tests.toolbox.locks.many_locks import hold_many
 from tests.toolbox.zookeeper.any_server import packets_received
 from tests.toolbox.zookeeper.server import ZooKeeper
+from tests.unit.admin.pages import GUID, LIST, text_of
 
 if TYPE_CHECKING:
     from pytest_django import Settings

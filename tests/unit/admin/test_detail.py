@@ -20,10 +20,10 @@ from django_zklock.zk import node_data
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import QueueEntry
-from tests.support.admin_pages import GUID, LIST, NASTY, body_of, text_of, url_of
 from tests.toolbox.django.command import Hold, Wait, run
 from tests.toolbox.network.port import free_port
 from tests.toolbox.timing import GRACE
+from tests.unit.admin.pages import GUID, LIST, NASTY, body_of, text_of, url_of
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -11,8 +11,8 @@ from django.urls import path, reverse
 
 from django_zklock.admin import detail
 from django_zklock.zk.node_data import Work
-from tests.support.admin_pages import body_of, url_of
 from tests.toolbox.django.command import Hold
+from tests.unit.admin.pages import body_of, url_of
 
 pytestmark = pytest.mark.oldest
 

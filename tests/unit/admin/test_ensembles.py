@@ -10,10 +10,10 @@ from django.template.defaultfilters import floatformat
 from django.test import Client
 
 from django_zklock.connections import connections
-from tests.support.admin_pages import LIST, body_of, member, text_of
 from tests.toolbox.django.command import Hold
 from tests.toolbox.network.port import free_port
 from tests.toolbox.timing import GRACE, scaled
+from tests.unit.admin.pages import LIST, body_of, member, text_of
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -13,9 +13,9 @@ from kazoo.client import KazooClient
 
 from django_zklock.zk import paths
 from django_zklock.zk.node_data import Work
-from tests.support.admin_pages import GUID, LIST, member
 from tests.toolbox.django.command import Hold, run
 from tests.toolbox.network.port import free_port
+from tests.unit.admin.pages import GUID, LIST, member
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -19,10 +19,10 @@ from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.ops.search import BY_KEY
 from django_zklock.zk.ops.snapshots import LockSnapshot
 from django_zklock.zk.pool import Pool
-from tests.support.admin_pages import GUID, LIST, body_of, text_of
 from tests.toolbox.django.command import Hold
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import wait_until
+from tests.unit.admin.pages import GUID, LIST, body_of, text_of
 
 pytestmark = pytest.mark.oldest
 

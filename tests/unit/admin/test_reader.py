@@ -14,9 +14,9 @@ from django_zklock.admin.reader import AliasReader
 from django_zklock.connections import connections
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.ops import snapshots
-from tests.support.admin_pages import LIST, text_of
 from tests.toolbox.network.port import free_port
 from tests.toolbox.timing import GRACE
+from tests.unit.admin.pages import LIST, text_of
 
 if TYPE_CHECKING:
     from pytest_django import Settings

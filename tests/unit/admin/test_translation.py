@@ -14,8 +14,8 @@ from django.utils.translation import gettext, override
 from kazoo.client import KazooClient
 
 import django_zklock
-from tests.support.admin_pages import GUID, LIST, text_of, url_of
 from tests.toolbox.django.command import Hold
+from tests.unit.admin.pages import GUID, LIST, text_of, url_of
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -20,9 +20,9 @@ from django_zklock.connections import connections
 from django_zklock.contrib.celery import RetryLater
 from django_zklock.doctor import Finding
 from django_zklock.doctor import celery as celery_findings
-from tests.support.fake_four_letter import Talker
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.timing import scaled
+from tests.unit.fake_four_letter import Talker
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -19,7 +19,6 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops.ensemble import NO_QUORUM, Configuration, Server
 from django_zklock.zk.pool import PoolOptions
 from django_zklock.zk.wire import ConnectionOptions, client, parse_acl
-from tests.support.fake_four_letter import Talker, serving
 from tests.toolbox.django.layer import Recorder
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.port import LOOPBACK, free_port
@@ -27,6 +26,7 @@ from tests.toolbox.timing import MAX_SESSION, SLOWNESS, scaled
 from tests.toolbox.zookeeper.any_server import Server as AnyServer
 from tests.toolbox.zookeeper.ensemble import Ensemble
 from tests.toolbox.zookeeper.observer import Observer
+from tests.unit.fake_four_letter import Talker, serving
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -10,8 +10,8 @@ from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError, Operatio
 from django_zklock.zk.contender import MAX_ENSURES, Contender, SessionUnavailable, State
 from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Kind, Rule, semaphore
-from tests.support.scripted_session import SESSION, Script, contend, create, curators, join_behind, other, settle, stat
 from tests.toolbox.locks.contenders import is_next, node_of
+from tests.unit.zk.scripted_session import SESSION, Script, contend, create, curators, join_behind, other, settle, stat
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from django_zklock.zk.contender import MAX_ENSURES, Contender, SessionUnavailabl
 from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import EXCLUSIVE, READ, Kind, Rule, semaphore
-from tests.support.scripted_session import OTHERS, SESSION, Script, data, other, settle, stat
+from tests.unit.zk.scripted_session import OTHERS, SESSION, Script, data, other, settle, stat
 
 PATHS = ("/b", "/a", "/c")
 

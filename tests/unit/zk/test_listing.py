@@ -13,8 +13,8 @@ from django_zklock.zk.listing import LONG
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import READ, WRITE, Kind, Queue, Rule, semaphore
-from tests.support.scripted_session import OTHERS, SESSION, Script, contend, create, data, other, settle, stat
 from tests.toolbox.locks.contenders import node_of
+from tests.unit.zk.scripted_session import OTHERS, SESSION, Script, contend, create, data, other, settle, stat
 
 
 @pytest.fixture

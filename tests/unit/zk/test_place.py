@@ -10,7 +10,8 @@ from kazoo.exceptions import NoAuthError, NoNodeError
 from django_zklock.zk.contender import State
 from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.queue import READ, WRITE, Kind
-from tests.support.scripted_session import (
+from tests.toolbox.locks.contenders import node_of
+from tests.unit.zk.scripted_session import (
     OTHERS,
     SESSION,
     Script,
@@ -22,7 +23,6 @@ from tests.support.scripted_session import (
     settle,
     stat,
 )
-from tests.toolbox.locks.contenders import node_of
 
 
 @pytest.fixture

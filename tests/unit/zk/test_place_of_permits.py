@@ -7,7 +7,7 @@ from kazoo.exceptions import BadVersionError, NoAuthError, NoNodeError, Operatio
 
 from django_zklock.zk.contender import State
 from django_zklock.zk.queue import Kind, semaphore
-from tests.support.scripted_session import OTHERS, Script, contend, create, data, join_behind, other, settle, stat
+from tests.unit.zk.scripted_session import OTHERS, Script, contend, create, data, join_behind, other, settle, stat
 
 TWO = semaphore(2)
 LINE = "/k/"

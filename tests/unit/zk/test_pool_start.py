@@ -19,7 +19,6 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import ensemble, search
 from django_zklock.zk.pool import Pool
-from tests.support.session_shortage import ERRORS, Shortage
 from tests.toolbox.locks.pools import MakePool, wire_of
 from tests.toolbox.network.tcp_proxy import Proxy
 from tests.toolbox.processes import forked_child
@@ -27,6 +26,7 @@ from tests.toolbox.threads import Runner
 from tests.toolbox.timing import GRACE, wait_until
 from tests.toolbox.zookeeper.any_server import Server
 from tests.toolbox.zookeeper.observer import Observer
+from tests.unit.session_shortage import ERRORS, Shortage
 
 LONG = 60.0
 SHORT = 0.2

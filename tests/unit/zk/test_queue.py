@@ -9,7 +9,7 @@ import pytest
 
 from django_zklock.zk import queue
 from django_zklock.zk.queue import Kind, Node, Queue
-from tests.support.scripted_session import curators, other, parse_names
+from tests.unit.zk.scripted_session import curators, other, parse_names
 
 GUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 HEX = GUID.replace("-", "")

@@ -29,7 +29,7 @@ from django_zklock.zk.queue import (
     rule,
     semaphore,
 )
-from tests.support.scripted_session import curators, other
+from tests.unit.zk.scripted_session import curators, other
 
 KINDS = {"X": Kind.EXCLUSIVE, "W": Kind.WRITE, "R": Kind.READ, "L": Kind.PERMIT, "J": Kind.WRITE}
 

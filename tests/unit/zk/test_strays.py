@@ -8,7 +8,7 @@ from kazoo.exceptions import NoAuthError, NoNodeError, OperationTimeoutError
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.queue import READ, WRITE, Kind, Mark, Rule, name_prefix, new_guid, semaphore
 from django_zklock.zk.strays import MAX_TAKEN, MAX_TIMEOUTS
-from tests.support.scripted_session import SESSION, Script, contend, create, join_behind, other, settle
+from tests.unit.zk.scripted_session import SESSION, Script, contend, create, join_behind, other, settle
 
 
 class Clock:

@@ -13,8 +13,8 @@ from django_zklock import operations
 from django_zklock.management.commands.zklock import Command, UnsuccessfulError
 from django_zklock.management.subcommands import show
 from django_zklock.zk.node_data import Work
-from tests.support.command_process import Process
 from tests.toolbox.django.command import Hold, failure
+from tests.unit.management.command_process import Process
 
 pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 

@@ -21,9 +21,9 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import QueueEntry
-from tests.support.command_process import Process, Reader
 from tests.toolbox.django.command import GUID, Hold, Screen, Type, Wait, failure, run
 from tests.toolbox.network.port import free_port
+from tests.unit.management.command_process import Process, Reader
 
 if TYPE_CHECKING:
     from pytest_django import Settings

@@ -25,11 +25,11 @@ from django_zklock.management.subcommands import _common, _output, _watch
 from django_zklock.management.subcommands import watch as subcommand
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.node_data import Work
-from tests.support.command_process import Process, Reader
 from tests.toolbox.django.command import GUID, Hold, Screen, failure, run
 from tests.toolbox.network.port import free_port
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import GRACE, wait_until
+from tests.unit.management.command_process import Process, Reader
 
 if TYPE_CHECKING:
     from pytest_django import Settings

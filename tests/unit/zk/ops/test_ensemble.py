@@ -17,11 +17,11 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.ops import ensemble
 from django_zklock.zk.ops.ensemble import Configuration, Latency, Server
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.fake_four_letter import Talker, serving
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.timing import MAX_SESSION, scaled
 from tests.toolbox.zookeeper.ensemble import Ensemble
 from tests.toolbox.zookeeper.server import ZooKeeper
+from tests.unit.fake_four_letter import Talker, serving
 
 # How long a test waits for those who never answer, and how much later it may have its own answer on a busy machine.
 TIMEOUT = 0.4

@@ -6,7 +6,7 @@ import pytest
 
 from django_zklock.zk import node_data
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry, _granted
-from tests.support.scripted_session import parse_names, stat
+from tests.unit.zk.scripted_session import parse_names, stat
 
 GUID = "0f8fad5b-d9cb-869f-a165-70867728950e"
 LABELS = {"x": "lock-", "w": "__WRIT__", "r": "__READ__"}

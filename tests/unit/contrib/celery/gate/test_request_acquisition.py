@@ -18,9 +18,9 @@ from django_zklock.zk.contender import State
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import RETRY_INTERVAL, monotonic
-from tests.support.session_shortage import ERRORS, Shortage
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.timing import GRACE, wait_until
+from tests.unit.session_shortage import ERRORS, Shortage
 
 from .workplace import Workplace
 

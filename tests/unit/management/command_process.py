@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.toolbox.timing import scaled
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Process:

@@ -1,8 +1,8 @@
 """A client in a network with a DNS server of its own, which fails when the client's connection breaks.
 
-``unshare --map-root-user --net --mount python -m tests.support.away_dns MODE PATCH`` prints what became of a lock, as
-JSON. MODE says what DNS does: ``silent``, ``servfail``, ``nxdomain``, ``empty``, or ``elsewhere`` for an address where
-nothing listens. PATCH is what the client runs first, such as the monkey-patching of a library.
+``unshare --map-root-user --net --mount python -m tests.integration.faults.away_dns MODE PATCH`` prints what became of a
+lock, as JSON. MODE says what DNS does: ``silent``, ``servfail``, ``nxdomain``, ``empty``, or ``elsewhere`` for an
+address where nothing listens. PATCH is what the client runs first, such as the monkey-patching of a library.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main(mode: str, patch: str) -> None:
     use_own_network()
     name_server = NameServer()
     with ZooKeeperServer(port=PORT) as server:
-        command = [sys.executable, "-c", f"{patch}\nfrom tests.support.away_dns import client; client()"]
+        command = [sys.executable, "-c", f"{patch}\nfrom tests.integration.faults.away_dns import client; client()"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "held\n"

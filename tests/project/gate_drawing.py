@@ -1,6 +1,6 @@
 """The drawings of the gate in the documents, made from its table of steps.
 
-``python -m tests.support.gate_drawing`` writes them. Where a box or a text stands is said here; which arrows there are
+``python -m tests.project.gate_drawing`` writes them. Where a box or a text stands is said here; which arrows there are
 says the table, and an arrow without a place, or a place without an arrow, is an error.
 """
 

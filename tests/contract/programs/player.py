@@ -1,4 +1,4 @@
-"""The test's side of a process that runs :mod:`tests.support.scripted_child`."""
+"""The test's side of a process that runs :mod:`tests.contract.programs.scripted_child`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 
 from tests.toolbox.timing import scaled
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 class Player:
-    """A process of :mod:`tests.support.scripted_child`."""
+    """A process of :mod:`tests.contract.programs.scripted_child`."""
 
     def __init__(self, hosts: str, root: str, part: str, *arguments: object, timeout: float, before: str = "") -> None:
-        start = f"{before}\nfrom tests.support.scripted_child import main; main()"
+        start = f"{before}\nfrom tests.contract.programs.scripted_child import main; main()"
         self.process = subprocess.Popen(
             [sys.executable, "-c", start, hosts, root, str(scaled(timeout)), part, *map(str, arguments)],
             stdin=subprocess.PIPE,

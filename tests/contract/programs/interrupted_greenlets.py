@@ -17,7 +17,7 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.support.scripted_child import say
+from tests.contract.programs.scripted_child import say
 from tests.toolbox.timing import scaled
 
 LONG = scaled(20)

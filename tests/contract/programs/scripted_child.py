@@ -1,6 +1,6 @@
 """A process that plays a part in a test.
 
-``python -m tests.support.scripted_child <hosts> <root> <timeout> <part> [argument...]``
+``python -m tests.contract.programs.scripted_child <hosts> <root> <timeout> <part> [argument...]``
 
 It says what it does in lines on standard output and does what lines on standard input tell it.
 """

@@ -1,4 +1,4 @@
-"""A part for :mod:`tests.support.scripted_child`: a holder that checks, and writes when it is told to,
+"""A part for :mod:`tests.contract.programs.scripted_child`: a holder that checks, and writes when it is told to,
 however late that is."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from tests.support.scripted_child import PARTS, hear, say
+from tests.contract.programs.scripted_child import PARTS, hear, say
 
 
 class Account:

@@ -1,0 +1,1 @@
+"""Applications that the web servers under test serve."""

@@ -1,1 +1,0 @@
-"""What tests and benchmarks share: fixtures, clients, programs, launchers of servers."""
