@@ -8,7 +8,21 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Concatenate, Literal, Never, ParamSpec, Protocol, TypeVar, cast, get_args, overload
+from typing import (
+    Any,
+    Concatenate,
+    Literal,
+    Never,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    get_args,
+    overload,
+)
 
 from django.apps import apps
 from django.core.management.base import BaseCommand
@@ -49,54 +63,49 @@ Request = TypeVar("Request", bound=HttpRequest)
 USAGE = '@zk_locked("invoice:{invoice_id}")'
 
 
+class _Options(TypedDict, total=False):
+    """The options of :func:`zk_locked` that do not change what a decorated function returns."""
+
+    mode: Mode
+    limit: int | None
+    reentrant: bool
+    using: str
+    timeout: Timeout | Unset
+    on_lost: OnLost
+    template: str | None
+    atomic: bool | str
+
+
+Key: TypeAlias = str | Sequence[str] | Callable[..., Any]
+
+
 @overload
 def zk_locked(
-    key: str | Sequence[str] | Callable[..., Any],
+    key: Key,
     *,
-    mode: Mode = "exclusive",
-    limit: int | None = None,
-    reentrant: bool = True,
-    using: str = DEFAULT_ALIAS,
-    timeout: Timeout | Unset = UNSET,
     on_conflict: Literal["skip", "coalesce"],
-    on_lost: OnLost = "raise",
     on_unavailable: OnUnavailable = "raise",
-    template: str | None = None,
-    atomic: bool | str = False,
+    **options: Unpack[_Options],
 ) -> LockedOrSkipped: ...
 
 
 @overload
 def zk_locked(
-    key: str | Sequence[str] | Callable[..., Any],
+    key: Key,
     *,
-    mode: Mode = "exclusive",
-    limit: int | None = None,
-    reentrant: bool = True,
-    using: str = DEFAULT_ALIAS,
-    timeout: Timeout | Unset = UNSET,
     on_conflict: OnConflict = "wait",
-    on_lost: OnLost = "raise",
     on_unavailable: Literal["skip"],
-    template: str | None = None,
-    atomic: bool | str = False,
+    **options: Unpack[_Options],
 ) -> LockedOrSkipped: ...
 
 
 @overload
 def zk_locked(
-    key: str | Sequence[str] | Callable[..., Any],
+    key: Key,
     *,
-    mode: Mode = "exclusive",
-    limit: int | None = None,
-    reentrant: bool = True,
-    using: str = DEFAULT_ALIAS,
-    timeout: Timeout | Unset = UNSET,
     on_conflict: Literal["wait", "raise", "retry"] | Callable[..., Any] = "wait",
-    on_lost: OnLost = "raise",
     on_unavailable: Literal["raise", "run", "retry"] | Callable[..., Any] = "raise",
-    template: str | None = None,
-    atomic: bool | str = False,
+    **options: Unpack[_Options],
 ) -> Locked: ...
 
 

@@ -48,6 +48,13 @@ Outcome = tuple[Held | None, ZkLockError | None]
 """The result of acquiring: a hold, or the error that explains why there is none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """The call is to acquire its lock itself, with ``timeout`` in place of its own if it is not ``None``."""
+
+    timeout: float | None = None
+
+
 class Offer(Protocol):
     """The lock of a call that was chosen before the call began."""
 
@@ -58,11 +65,10 @@ class Offer(Protocol):
     def waited(self) -> float:
         """The seconds that were waited for the lock before the call began."""
 
-    def take(self, caller: owners.Caller) -> Outcome | float | None:
+    def take(self, caller: owners.Caller) -> Outcome | Undecided:
         """Return the outcome if the lock was acquired or refused already; the hold is for ``caller``, which calls this.
 
-        Otherwise the call acquires the lock: within the returned number of seconds, as a part of its timeout was spent
-        in another process, and after ``None`` within its own timeout.
+        Otherwise the call acquires the lock, with the rest of its timeout if a part was spent in another process.
         """
 
 
@@ -137,8 +143,8 @@ class LockedCall:
         lock = self.lock(self.key(args, kwargs), self._work(args)) if offer is None else offer.lock
         caller, began = owners.caller(), monotonic()
         try:
-            outcome = offer.take(caller) if offer is not None else None
-            held, refusal = outcome if isinstance(outcome, tuple) else self._acquire(lock, outcome)
+            outcome = offer.take(caller) if offer is not None else Undecided()
+            held, refusal = self._acquire(lock, outcome.timeout) if isinstance(outcome, Undecided) else outcome
             if refusal is not None and not self._may_run_unprotected(refusal):
                 waited = monotonic() - began + (offer.waited if offer is not None else 0.0)
                 for signal, facts in self._refusal_signals(lock, refusal, waited):
@@ -156,7 +162,7 @@ class LockedCall:
             caller.owner.release_since(lock)
             raise
         finally:
-            refusal = outcome = None  # its traceback refers to this frame
+            refusal, outcome = None, Undecided()  # its traceback refers to this frame
 
     async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Await the coroutine function under the lock that these arguments name."""

@@ -19,7 +19,7 @@ from django_zklock.contrib.celery.gate.scoreboard import Cell, Scoreboard
 from django_zklock.contrib.celery.gate.ticket import DELIVERY_HEADERS, HEADER, Ticket
 from django_zklock.contrib.celery.tasks import locked_call_in, running_task, task_body
 from django_zklock.exceptions import LockConflict, LockTimeout, ZooKeeperUnavailable
-from django_zklock.locked_call import LockedCall, Outcome
+from django_zklock.locked_call import LockedCall, Outcome, Undecided
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.owners import Caller
@@ -113,8 +113,7 @@ class TicketOffer:
     def waited(self) -> float:
         return self.ticket.waited
 
-    def take(self, caller: Caller) -> Outcome | float | None:
-        """Return the hold or the refusal, or else the rest of the task's timeout, if it has one."""
+    def take(self, caller: Caller) -> Outcome | Undecided:
         ticket, refusal = self.ticket, self.ticket.refusal
         if refusal is not None:
             self._send_contended()
@@ -123,7 +122,7 @@ class TicketOffer:
             raise refusal
         if ticket.nodes and (held := self._take_hold(caller)) is not None:
             return held, None
-        return max(0.0, ticket.deadline - monotonic()) if ticket.deadline is not None else None
+        return Undecided(max(0.0, ticket.deadline - monotonic()) if ticket.deadline is not None else None)
 
     def _take_hold(self, caller: Caller) -> Held | None:
         ticket, lock = self.ticket, self.lock

@@ -19,6 +19,7 @@ from django_zklock.contrib.celery.gate.scoreboard import HoldState, Scoreboard
 from django_zklock.contrib.celery.gate.ticket import HEADER, Ticket
 from django_zklock.contrib.celery.tasks import outermost_lock
 from django_zklock.exceptions import LockTimeout
+from django_zklock.locked_call import Undecided
 from django_zklock.zk import owners
 from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Identity
@@ -114,10 +115,11 @@ def test_take__rest_of_the_timeout() -> None:
     hold = Hold()
     for deadline, least, most in ((monotonic() + 100, 1, 100), (monotonic() - 100, 0, 0)):
         offer = replace(hold.offer, ticket=ticket_for("a", nodes={}, deadline=deadline))
-        rest = offer.take(owners.caller())
-        assert isinstance(rest, float)
-        assert least <= rest <= most
-    assert replace(hold.offer, ticket=ticket_for("a", nodes={})).take(owners.caller()) is None
+        undecided = offer.take(owners.caller())
+        assert isinstance(undecided, Undecided)
+        assert undecided.timeout is not None
+        assert least <= undecided.timeout <= most
+    assert replace(hold.offer, ticket=ticket_for("a", nodes={})).take(owners.caller()) == Undecided()
 
 
 def test_ticket__arguments_changed_in_place() -> None:
@@ -213,7 +215,7 @@ def test_take__lease_over(caplog: pytest.LogCaptureFixture) -> None:
     hold = Hold()
     hold.words.lease_end = boottime() - 1.0
     with caplog.at_level(logging.WARNING):
-        assert hold.offer.take(owners.caller()) is None
+        assert hold.offer.take(owners.caller()) == Undecided()
     assert hold.released == [7]
     assert "event=not_handed_over" in caplog.text
 
@@ -257,6 +259,6 @@ def test_take__no_longer_held(caplog: pytest.LogCaptureFixture, state: HoldState
     hold = Hold()
     hold.words.state, hold.words.hold_id = state or HoldState.HELD, 0 if state is None else 7
     with caplog.at_level(logging.WARNING):
-        assert hold.offer.take(owners.caller()) is None
+        assert hold.offer.take(owners.caller()) == Undecided()
     assert hold.released == [7]
     assert "event=not_handed_over" in caplog.text
