@@ -35,8 +35,9 @@ class Scene:
     """One kind of small world: what its callers ask for, and what strikes."""
 
     kinds: Sequence[str]
-    # How many of these strike.
+    # How many of these strike, and how much more often than in a swarm.
     strikes: Sequence[int] = (1, 1, 2)
+    rates: Sequence[float] = (1.0,)
     rules: Sequence[Sequence[str]] = ANY
     keys: Sequence[tuple[str, ...]] = (("a",),)
     processes: Sequence[int] = (1, 2, 2, 3)
@@ -93,8 +94,9 @@ SCENES = {
         "cut, break, part client, refuse", strikes=(2,), rules=ALONE, callers=(2, 3), keys=BOTH, lasts=(0.1, 1.0),
     ),
     "half": _scene(
-        "cut, break", strikes=(2,), rules=ALONE, callers=(2,), processes=(2,), keys=(("a", "b"), ("a", "b"), ("b",)),
-        servers=(1,), turns=(1,), lasts=(0.1, 1.0), setting={"rarely": (0.05, 0.1)},
+        "cut, break", strikes=(1, 2), rates=(1.0, 100.0), rules=ALONE, callers=(2,), processes=(2,),
+        keys=(("a", "b"), ("a",), ("b",)), servers=(1,), turns=(2, 5), lasts=(0.0, 0.3),
+        setting={"rarely": (0.05, 0.1, 0.2, 0.4)},
     ),
     "skip": _scene(
         "part client, break, kill", rules=ALONE, turn=FUNCTIONS, callers=(3, 4), processes=(2,),
@@ -163,7 +165,9 @@ def _draw(dice: Random, seed: int, name: str) -> Setting:
     kinds = dice.sample(scene.kinds, min(dice.choice(scene.strikes), len(scene.kinds)))
     # In a calm world one server may be lost.
     is_calm = not kinds or kinds == ["lose server"]
-    weights = {**NORMAL, **ENDS, **{kind: FAULTS[kind] for kind in kinds}}
+    # Of one rate nothing is drawn.
+    rate = dice.choice(scene.rates) if len(scene.rates) > 1 else scene.rates[0]
+    weights = {**NORMAL, **ENDS, **{kind: rate * FAULTS[kind] for kind in kinds}}
     rules = dice.choice(scene.rules)
     process = {field: dice.choice(values) for field, values in scene.process.items()}
     callers = [
