@@ -222,11 +222,10 @@ def test_celery__options() -> None:
     assert ast.literal_eval(defaults["zklock_beat_using"]) == conf.DEFAULT_ALIAS
 
 
-@pytest.mark.parametrize("name", django_zklock.__all__)
-def test_api__each_public_name_is_described(name: str) -> None:
+def test_api__each_public_name_is_described() -> None:
     """Every name that the package offers is somewhere in the reference."""
     text = "".join(page.read_text(encoding="utf-8") for page in REFERENCE.glob("*.md"))
-    assert re.search(rf"\b(django_zklock\.)?{name}\b", text)
+    assert [name for name in django_zklock.__all__ if not re.search(rf"\b{name}\b", text)] == []
 
 
 def test_errors__codes() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-
-import pytest
 
 from tests.project.doc_blocks import PAGES, ROOT
 
@@ -26,43 +23,45 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
 
 
-def links() -> list[tuple[str, str]]:
-    """Return each link within the repository, with its page."""
-    return sorted(
-        {(page, target) for page in PAGES for target in LINK.findall(text_of(page)) if not OUTSIDE.match(target)}
-    )
-
-
-@pytest.mark.parametrize(("page", "target"), links())
-def test_link(page: str, target: str) -> None:
-    """The file of a link exists, and has the heading."""
+def is_there(page: str, target: str) -> bool:
+    """Whether the file of a link exists, and has the heading."""
     path, _, anchor = target.partition("#")
-    file = (ROOT / page).parent / path if path else ROOT / page
-    assert file.is_file()
-    if anchor:
-        assert anchor in anchors(text_of(str(file.resolve().relative_to(ROOT))))
+    file = ((ROOT / page).parent / path if path else ROOT / page).resolve()
+    return file.is_file() and (not anchor or anchor in anchors(text_of(str(file.relative_to(ROOT)))))
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_pictures_and_downloads(page: str) -> None:
+def test_links() -> None:
+    """Each link within the repository leads somewhere."""
+    links = [(page, each) for page in PAGES for each in LINK.findall(text_of(page)) if not OUTSIDE.match(each)]
+    assert len(links) > len(PAGES)
+    assert [link for link in links if not is_there(*link)] == []
+
+
+def test_links__that_lead_nowhere() -> None:
+    """A file or a heading that does not exist is found."""
+    assert is_there("README.md", "docs/index.md")
+    assert not is_there("README.md", "docs/nothing.md")
+    assert not is_there("README.md", "docs/index.md#nothing")
+
+
+def test_pictures_and_downloads() -> None:
     """Each picture, and each file to download, exists."""
-    for found in IMAGE.findall(text_of(page)):
-        (target,) = filter(None, found)
-        assert ((ROOT / page).parent / Path(target)).is_file()
+    targets = [(page, *filter(None, found)) for page in PAGES for found in IMAGE.findall(text_of(page))]
+    assert targets
+    assert [each for each in targets if not ((ROOT / each[0]).parent / each[1]).is_file()] == []
 
 
-@pytest.mark.parametrize("page", sorted(page for page in PAGES if page.startswith("docs/")))
-def test_page__is_found_from_its_index(page: str) -> None:
+DOCS = sorted(page for page in PAGES if page.startswith("docs/"))
+
+
+def test_pages__are_found_from_their_index() -> None:
     """The index of a part links to each of its pages, so a reader finds them by a question."""
-    folder, name = page.rsplit("/", 1)
-    if name == "index.md":
-        return
-    assert f"]({name})" in PAGES[f"{folder}/index.md"]
+    pages = [page.rsplit("/", 1) for page in DOCS if not page.endswith("/index.md")]
+    assert [page for page in pages if f"]({page[1]})" not in PAGES[f"{page[0]}/index.md"]] == []
 
 
-@pytest.mark.parametrize("page", sorted(page for page in PAGES if page.startswith("docs/") and page != "docs/index.md"))
-def test_page__says_for_whom_it_is(page: str) -> None:
+def test_pages__say_for_whom_they_are() -> None:
     """A reader knows from the first lines whether to go on."""
-    heading, _, words = PAGES[page].split("\n", 2)
-    assert heading.startswith("# ")
-    assert words.startswith("For ")
+    heads = {page: PAGES[page].split("\n", 2) for page in DOCS if page != "docs/index.md"}
+    wrong = [page for page, (title, _, words) in heads.items() if title[:2] != "# " or not words.startswith("For ")]
+    assert wrong == []
