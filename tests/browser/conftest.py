@@ -16,10 +16,10 @@ from kazoo.client import KazooClient
 from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
 
 from django_zklock.zk.node_data import Identity, Work
-from tests.browser import chromium
 from tests.browser.site_process import Site
 from tests.browser.visitor import TIMEOUT, WIDE, Visitor
 from tests.toolbox.brokers.redis import Redis
+from tests.toolbox.browser import chromium
 from tests.toolbox.celery.workshop import Workshop
 from tests.toolbox.timing import scaled
 from tests.toolbox.zookeeper.observer import Observer

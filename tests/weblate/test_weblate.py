@@ -17,8 +17,8 @@ from urllib.request import urlopen
 import pytest
 from playwright.sync_api import sync_playwright
 
-from tests.browser.chromium import launch
 from tests.toolbox.brokers.redis import Redis
+from tests.toolbox.browser.chromium import launch
 from tests.toolbox.databases.postgresql import PostgreSQL
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.processes.process import Process

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from celery.app import app_or_default
 
-from tests.unit.doctor.test_celery import examine
+from django_zklock.doctor import celery as celery_findings
+from tests.toolbox.django.findings import by_id
 
 if TYPE_CHECKING:
     from tests.toolbox.celery.workshop import OpenWorkshop
@@ -28,7 +29,7 @@ def test_workers__real(open_workshop: OpenWorkshop) -> None:
         names = [workshop.worker.node_name, other.worker.node_name]
         workshop.sender.set_current()
         try:
-            found = examine()
+            found = by_id(celery_findings.examine("default", 15.0))
         finally:
             before.set_current()
     assert found["celery.broker"][0].level == "ok"
@@ -49,7 +50,7 @@ def test_workers__on_a_folder(open_workshop: OpenWorkshop, tmp_path: Path) -> No
         workshop.entered("busy")
         workshop.sender.set_current()
         try:
-            found = examine()
+            found = by_id(celery_findings.examine("default", 15.0))
         finally:
             before.set_current()
             workshop.let_go("busy")

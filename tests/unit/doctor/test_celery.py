@@ -20,6 +20,7 @@ from django_zklock.connections import connections
 from django_zklock.contrib.celery import RetryLater
 from django_zklock.doctor import Finding
 from django_zklock.doctor import celery as celery_findings
+from tests.toolbox.django.findings import by_id
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.timing import scaled
 from tests.unit.fake_four_letter import Talker
@@ -55,10 +56,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
 
 def examine(session_timeout: float = SESSION_TIMEOUT) -> dict[str, list[Finding]]:
     """Return the findings by id."""
-    found: dict[str, list[Finding]] = {}
-    for finding in celery_findings.examine(ALIAS, session_timeout):
-        found.setdefault(finding.id, []).append(finding)
-    return found
+    return by_id(celery_findings.examine(ALIAS, session_timeout))
 
 
 def one(name: str, session_timeout: float = SESSION_TIMEOUT) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops.ensemble import NO_QUORUM, Configuration, Server
 from django_zklock.zk.pool import PoolOptions
 from django_zklock.zk.wire import ConnectionOptions, client, parse_acl
+from tests.toolbox.django.findings import by_id
 from tests.toolbox.django.layer import Recorder
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.port import LOOPBACK, free_port
@@ -48,13 +49,6 @@ Findings = dict[str, list[Finding]]
 def _no_celery(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out Celery, which has its own tests and waits a second for workers."""
     monkeypatch.setattr(doctor, "sys", SimpleNamespace(modules={}))
-
-
-def by_id(found: Iterator[Finding]) -> Findings:
-    findings: Findings = {}
-    for finding in found:
-        findings.setdefault(finding.id, []).append(finding)
-    return findings
 
 
 def examine(alias: str = "default") -> Findings:

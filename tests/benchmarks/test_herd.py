@@ -10,7 +10,8 @@ from benchmarks.schemes import report
 from benchmarks.schemes.catalogue import SCHEMES
 from benchmarks.schemes.report import Result, Results, number, size, table
 from benchmarks.schemes.tap import Traffic
-from tests.project.doc_blocks import PAGES
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "figures.md"
 
 pytestmark = pytest.mark.once
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.once
 def test_figures__are_those_of_the_results() -> None:
     """The tables are what `make bench WHAT=herd` makes of its results, and a page includes them."""
     assert report.FIGURES.read_text(encoding="utf-8") == report.figures(Results.load())
-    assert f"_static/figures/{report.FIGURES.name}" in PAGES["docs/explanation/figures.md"]
+    assert f"_static/figures/{report.FIGURES.name}" in PAGE.read_text(encoding="utf-8")
 
 
 def test_results__are_complete() -> None:

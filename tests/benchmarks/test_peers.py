@@ -21,7 +21,7 @@ from tests.toolbox.network.port import LOOPBACK
 pytest.importorskip("matplotlib")
 pytest.importorskip("redis")
 
-from benchmarks.peers.__main__ import FIGURES, PAGE, PLOTS, README, RESULTS, measure, turns
+from benchmarks.peers.__main__ import FIGURES, PAGE, PLOTS, README, RESULTS, ROOT, measure, turns
 from benchmarks.peers.arena import Arena, module
 from benchmarks.peers.capacity import capacity
 from benchmarks.peers.ceiling import Step, ceiling_of, steps_of
@@ -36,7 +36,6 @@ from benchmarks.peers.scenario import Round
 from benchmarks.peers.scenarios import SCENARIOS
 from benchmarks.peers.summary import Summary, amount, markdown, number, ratio
 from benchmarks.peers.tables import BLOCKS, blocks, faster, figures, ratios, speed
-from tests.project.doc_blocks import ROOT
 from tests.toolbox.timing import scaled
 
 pytestmark = pytest.mark.once
