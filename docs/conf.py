@@ -15,6 +15,8 @@ from sphinx.pycode import ModuleAnalyzer
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from scripts.shown_by import find_tests, with_tests  # noqa: E402 - found by the path above
+
 metadata = ConfigParser(interpolation=None)
 metadata.read(ROOT / "setup.cfg")
 
@@ -69,5 +71,11 @@ def without_overloads(_app):
     analyzer.overloads.clear()
 
 
+def fold_tests(_app, page, source):
+    """Add the tests that show a section to its end."""
+    source[0] = with_tests(page.rpartition("/")[2], source[0], find_tests())
+
+
 def setup(app):
     app.connect("builder-inited", without_overloads)
+    app.connect("source-read", fold_tests)

@@ -22,6 +22,7 @@ from tests.toolbox.timing import wait_until
 SECONDS = 40.0
 
 
+@pytest.mark.shows("faults#everything-fails-at-random")
 @pytest.mark.celery
 @pytest.mark.zookeeper
 @pytest.mark.slow
@@ -65,6 +66,7 @@ def test_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(read(tmp_path)) == len(left)
 
 
+@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 @pytest.mark.zookeeper
 @pytest.mark.slow
 @pytest.mark.once
@@ -101,6 +103,7 @@ def test_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [cluster.state(server) for server in cluster.servers].count("follower") == 2
 
 
+@pytest.mark.shows("faults#zookeeper-loses-writes-that-it-has-acknowledged")
 @pytest.mark.zookeeper
 @pytest.mark.slow
 @pytest.mark.once

@@ -309,6 +309,7 @@ def test_forgotten(since: float, counts: int) -> None:
     assert outcome.is_void == (not counts)
 
 
+@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 @pytest.mark.parametrize(
     ("second", "is_back"),
     [

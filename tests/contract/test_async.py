@@ -69,6 +69,7 @@ def test_aacquire__timeout(pool: Pool, make_pool: MakePool, observer: Observer) 
         observer.wait_count(lock.paths[0], 1)
 
 
+@pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """Cancelling the first use of a session, or before the loop has begun with the task, leaves no node."""
     lock = Lock("k", pool)
@@ -123,6 +124,7 @@ def test_reentrant__tasks(pool: Pool) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.shows("faults#an-event-loop-is-closed-while-a-task-waits-in-it")
 def test_loop__closed_while_waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """A loop that ends with a waiter in it disturbs neither the session nor the queue."""
     lock = Lock("k", pool)
@@ -139,6 +141,7 @@ def test_loop__closed_while_waiting(pool: Pool, make_pool: MakePool, observer: O
     wait_until(lambda: not pool.sessions()[0].listeners)
 
 
+@pytest.mark.shows("faults#an-event-loop-is-closed-while-a-task-waits-in-it")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_loop__closed_with_a_waiter(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """A waiter whose loop was closed without an end of its task leaves when it is granted the lock."""

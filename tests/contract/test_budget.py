@@ -76,6 +76,7 @@ def test_budget__is_half_of_what_servers_read() -> None:
     assert SESSION_BUDGET == MAX_REQUEST // 2 == 524_287
 
 
+@pytest.mark.shows("faults#a-process-has-thousands-of-locks")
 def test_full__the_next_ones_elsewhere(small: Pool, observer: Observer, root: str) -> None:
     """Locks for which their session has no room are held in other sessions; each is counted until it is deleted."""
     held = take(small, 2 * ROOM + 1)
@@ -134,6 +135,7 @@ def test_size__with_a_chroot(
         wait_until(lambda: used(pool) == [2 * (size_of(f"{root}/inside{root}", "one"))])
 
 
+@pytest.mark.shows("faults#a-process-has-thousands-of-locks")
 def test_key__in_several_sessions(small: Pool, observer: Observer, root: str) -> None:
     """Contenders of one key in several sessions of a process are granted in the order of their nodes."""
     order: list[int] = []
@@ -253,6 +255,7 @@ def halted(small: Pool) -> Iterator[threading.RLock]:
         lock.release()
 
 
+@pytest.mark.shows("faults#a-process-has-thousands-of-locks")
 def test_leave__on_the_way(small: Pool, halted: threading.RLock, observer: Observer, root: str) -> None:
     """A caller that gives up while its contender moves to another session leaves nothing, wherever that is by then."""
     with pytest.raises((LockTimeout, ZooKeeperUnavailable)):
@@ -306,6 +309,7 @@ def test_close__on_the_way(small: Pool, halted: threading.RLock, observer: Obser
     assert observer.children(f"{root}/other") == []
 
 
+@pytest.mark.shows("faults#a-process-has-thousands-of-locks")
 def test_close(small: Pool, observer: Observer, root: str) -> None:
     """Closing the pool frees the locks of all sessions at once, and those who wait fail."""
     held = take(small, 3 * ROOM)

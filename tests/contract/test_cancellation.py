@@ -121,6 +121,7 @@ def test_cancel__a_hold(pool: Pool) -> None:
         held.check()
 
 
+@pytest.mark.shows("faults#a-wait-is-cancelled-at-any-instant")
 def test_cancel__many(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """One call ends the waits of threads and of tasks, for several locks, also of several keys; all others go on."""
     locks = [Lock("a", pool), Lock("b", pool), Lock(["a", "b"], pool)]
@@ -152,6 +153,7 @@ def test_cancel__many(pool: Pool, make_pool: MakePool, observer: Observer) -> No
     assert not cancellation._wakes
 
 
+@pytest.mark.shows("faults#a-wait-is-cancelled-at-any-instant")
 @pytest.mark.usefixtures("unhurried")
 def test_cancellation__keeps_nothing(pool: Pool, taken: Lock) -> None:
     """However many waits it was given to, nothing of them stays, whatever their end was."""
@@ -190,6 +192,7 @@ def test_cancellation__keeps_nothing(pool: Pool, taken: Lock) -> None:
     assert not cancellation.cancelled
 
 
+@pytest.mark.shows("guarantees#no-way-out-leaves-a-node", "faults#a-wait-is-cancelled-at-any-instant")
 @pytest.mark.parametrize("is_async", [False, True])
 def test_cancel__with_the_grant(pool: Pool, make_pool: MakePool, observer: Observer, is_async: bool) -> None:
     """A wait that is cancelled while it is granted has the lock or the error, and the queue is empty afterwards."""
@@ -298,6 +301,7 @@ def test_cancel__closed_loop(taken: Lock, observer: Observer) -> None:
     assert isinstance(waiter.outcome(), LockCancelled)
 
 
+@pytest.mark.shows("faults#a-wait-is-cancelled-at-any-instant")
 def test_cancel__in_a_signal_handler(taken: Lock, observer: Observer) -> None:
     """The handler of a signal ends the wait that it has interrupted."""
     cancellation = Cancellation()
@@ -320,6 +324,7 @@ def test_cancel__in_a_signal_handler(taken: Lock, observer: Observer) -> None:
     observer.wait_count(taken.paths[0], 1)
 
 
+@pytest.mark.shows("faults#a-wait-is-cancelled-at-any-instant")
 def test_cancel__in_a_finalizer(taken: Lock, observer: Observer) -> None:
     """A finalizer that runs on the thread of the connection ends waits, and that thread goes on."""
     cancellation = Cancellation()
@@ -391,6 +396,7 @@ pool.close()
 """
 
 
+@pytest.mark.shows("faults#a-wait-is-cancelled-at-any-instant")
 @pytest.mark.parametrize("way", ["greenlet", "thread"])
 def test_cancel__greenlets(server: Server, root: str, way: str) -> None:
     """Greenlets are woken by another greenlet, and by a thread that gevent has not patched."""

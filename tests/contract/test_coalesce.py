@@ -88,6 +88,7 @@ def test_queue__many(make_pool: MakePool, observer: Observer) -> None:
     last.result().release()
 
 
+@pytest.mark.shows("faults#a-call-was-skipped-for-a-waiter-that-ends")
 @pytest.mark.parametrize("other", ["another function", "a block", "a timeout", "an older version", "Curator"])
 def test_queue__who_waits_does_something_else(
     make_pool: MakePool, kazoo_client: KazooClient, observer: Observer, other: str
@@ -120,6 +121,7 @@ def test_queue__who_waits_does_something_else(
     third.result().release()
 
 
+@pytest.mark.shows("faults#a-call-was-skipped-for-a-waiter-that-ends")
 def test_queue__own_earlier_delivery(make_pool: MakePool, observer: Observer) -> None:
     """A task that is delivered again waits behind its first delivery: that process may be dead, and never run it."""
     with Lock("k", make_pool()).acquire(timeout=60) as held:
@@ -147,6 +149,7 @@ def test_queue__others_who_wait_are_of_another_kind(make_pool: MakePool, observe
     reader.result().release()
 
 
+@pytest.mark.shows("faults#a-call-was-skipped-for-a-waiter-that-ends")
 @pytest.mark.parametrize("event", ["gets in", "leaves"])
 @pytest.mark.parametrize(("rule", "room"), [(EXCLUSIVE, 1), (semaphore(2), 2)], ids=["exclusive", "two leases"])
 def test_queue__who_waits_is_gone_meanwhile(

@@ -131,6 +131,10 @@ async def by_wait_for(lock: Lock, body: Callable[[], Awaitable[Any]]) -> None:
         await body()
 
 
+@pytest.mark.shows(
+    "guarantees#a-hold-follows-the-work-into-threads",
+    "faults#a-task-no-longer-waits-for-its-thread-or-a-thread-for-its-coroutine",
+)
 @start_by
 @pytest.mark.parametrize("form", [by_block, by_call, by_try, by_wait_for])
 def test_cancelled(lock: Lock, observer: Observer, form: Any, start: Start) -> None:
@@ -226,6 +230,10 @@ async def _left(work: Work) -> None:
 left: list[asyncio.Task[None]] = []
 
 
+@pytest.mark.shows(
+    "guarantees#a-hold-follows-the-work-into-threads",
+    "faults#a-task-no-longer-waits-for-its-thread-or-a-thread-for-its-coroutine",
+)
 @pytest.mark.parametrize("body", [_timeout, _wait_for, _gather, _task_group, _left])
 def test_block_ends_before_the_thread(lock: Lock, body: Callable[[Work], Awaitable[None]]) -> None:
     """It does not matter what has ended the wait for the thread, nor whether the block ends with an error."""
@@ -353,6 +361,7 @@ def test_thread__takes_the_lock(lock: Lock, start: Start) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.shows("ownership#blocks-whose-threads-go-on")
 def test_thread__checks(lock: Lock) -> None:
     """To the thread the hold of its block is held; to all others it is released."""
     holds: list[Held] = []
@@ -372,6 +381,7 @@ def test_thread__checks(lock: Lock) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.shows("ownership#blocks-whose-threads-go-on")
 def test_thread__lock_is_lost(lock: Lock, observer: Observer) -> None:
     """The thread learns that the lock that is kept for it is lost."""
     holds: list[Held] = []
@@ -396,6 +406,7 @@ def test_thread__lock_is_lost(lock: Lock, observer: Observer) -> None:
     acquired_by_another(lock)
 
 
+@pytest.mark.shows("ownership#blocks-whose-threads-go-on")
 def test_thread__releases(lock: Lock) -> None:
     """A thread that was handed the hold releases it when it wants, and not at its end."""
     work = Work()
@@ -459,6 +470,7 @@ def test_thread__last_of_two_that_go_on(lock: Lock) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.shows("ownership#blocks-whose-threads-go-on")
 @pytest.mark.parametrize("rule", [EXCLUSIVE, READ], ids=["exclusive", "read"])
 def test_thread__waits_for_the_lock_already(pool: Pool, observer: Observer, rule: Rule) -> None:
     """A thread that waits for the lock when its block ends is no reason to keep it: it gets it in its turn."""
@@ -482,6 +494,7 @@ def waits(lock: Lock) -> Callable[[], bool]:
     return lambda: any(owner.acquiring(lock.paths) for owner in list(owners._owners.values()))
 
 
+@pytest.mark.shows("ownership#blocks-whose-threads-go-on")
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("rule", [EXCLUSIVE, READ], ids=["exclusive", "read"])
 def test_thread__waits_in_vain(pool: Pool, rule: Rule) -> None:
@@ -515,6 +528,7 @@ def test_thread__waits_in_vain(pool: Pool, rule: Rule) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.shows("ownership#blocks-whose-threads-go-on")
 def test_thread__waits_in_vain_already(lock: Lock) -> None:
     """The same for one that waited in the queue when the block ended, and gave up later."""
     first, second, end = Work(), Work(), Cancellation()
@@ -541,6 +555,7 @@ def test_thread__waits_in_vain_already(lock: Lock) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.shows("ownership#blocks-whose-threads-go-on")
 @pytest.mark.parametrize("by", ["thread", "async_to_sync"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_thread__several_wait(lock: Lock, observer: Observer, by: str, count: int) -> None:
@@ -590,6 +605,7 @@ def test_thread__several_wait(lock: Lock, observer: Observer, by: str, count: in
     observer.wait_empty(lock.paths[0])
 
 
+@pytest.mark.shows("ownership#blocks-whose-threads-go-on")
 def test_thread__wants_more_than_is_kept(pool: Pool, observer: Observer) -> None:
     """A job that waits to write is refused when the lock is kept for it to read: it would wait for itself."""
     reading, writing = Lock("k", pool, rule=READ), Lock("k", pool, rule=WRITE)
@@ -614,6 +630,7 @@ def test_thread__wants_more_than_is_kept(pool: Pool, observer: Observer) -> None
     asyncio.run(main())
 
 
+@pytest.mark.shows("guarantees#a-release-never-fails")
 def test_release__waits_for_the_thread(lock: Lock, observer: Observer) -> None:
     """`release(wait=True)` returns when the lock is free, which is after the end of what keeps it."""
     work = Work()
@@ -662,6 +679,7 @@ def test_task__goes_on(lock: Lock) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.shows("guarantees#that-nothing-goes-on-after-the-release")
 def test_task__child_goes_on(lock: Lock) -> None:
     """The lock is kept for what a child that goes on has in a thread at the end of the block, and not for more."""
     first, second = Work(), Work()
@@ -713,6 +731,7 @@ def test_queued__cancelled(lock: Lock, observer: Observer) -> None:
     assert not work.begun.is_set()
 
 
+@pytest.mark.shows("guarantees#a-hold-follows-the-work-into-threads")
 @pytest.mark.parametrize("waits", [False, True], ids=["loop", "thread that waits"])
 def test_queued__sibling_goes_on(lock: Lock, observer: Observer, waits: bool) -> None:
     """A call that was not cancelled keeps the lock while it waits for its thread."""
@@ -826,6 +845,7 @@ def test_reported(lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
     assert heard == ["acquired", "released"]
 
 
+@pytest.mark.shows("guarantees#that-nothing-goes-on-after-the-release")
 def test_cannot_be_known(lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
     """A thread without a copy of the context keeps nothing; the log says that a cancellation has ended the block."""
     caplog.set_level(logging.INFO, "django_zklock.held")
@@ -860,6 +880,7 @@ def test_nothing_goes_on(lock: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.shows("faults#a-task-no-longer-waits-for-its-thread-or-a-thread-for-its-coroutine")
 def test_executor_is_another(lock: Lock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """If what an executor does cannot be seen, as in a version to come, the lock is released, and an error logged."""
     monkeypatch.setattr(jobs, "_running", lambda: iter([object()]))

@@ -38,6 +38,7 @@ def proxy(server: Server) -> Iterator[Proxy]:
 # The session ends.
 
 
+@pytest.mark.shows("guarantees#a-lost-lock-is-reported")
 def test_session_ended__holding(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """A holder whose session is ended from outside has lost, is told once, and hears it at the end of its block."""
     losses = Losses()
@@ -85,6 +86,7 @@ def test_session_ended__waiting(pool: Pool, make_pool: MakePool, observer: Obser
         assert observer.client.exists(later.node).ephemeralOwner == pool.sessions()[0].id
 
 
+@pytest.mark.shows("guarantees#first-come-first-served")
 def test_session__kept_while_waiting(make_pool: MakePool, observer: Observer) -> None:
     """Whoever waits for longer than the session timeout keeps session and place."""
     # So long that a pause of a busy machine does not end it.
@@ -126,6 +128,7 @@ def test_session_ended__before_the_caller_looked(pool: Pool, observer: Observer)
 # Operators.
 
 
+@pytest.mark.shows("guarantees#a-lost-lock-is-reported")
 def test_node_deleted__holding(make_pool: MakePool, observer: Observer) -> None:
     """A node that an operator deletes is missed within a heartbeat."""
     losses = Losses()
@@ -143,6 +146,7 @@ def test_node_deleted__holding(make_pool: MakePool, observer: Observer) -> None:
         again.check()
 
 
+@pytest.mark.shows("guarantees#first-come-first-served")
 def test_node_deleted__waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """A waiter whose node is deleted goes to the end of the queue."""
     lock = Lock("k", pool)
@@ -171,6 +175,7 @@ def test_node_changed__waiting(pool: Pool, make_pool: MakePool, observer: Observ
     observer.client.delete(f"{lock.paths[0]}/readme")
 
 
+@pytest.mark.shows("faults#a-queue-is-deleted")
 def test_parent_deleted__waiting(make_pool: MakePool, observer: Observer) -> None:
     """When the whole queue is deleted the holder has lost, and the waiters queue up again."""
     pool = make_pool(session_timeout=3.0)
@@ -220,6 +225,7 @@ def delete_queue(observer: Observer, lock: Lock, names: Iterable[str]) -> None:
 # The link.
 
 
+@pytest.mark.shows("faults#the-reply-to-a-create-is-lost")
 def test_create_reply__lost(proxy: Proxy, make_pool: MakePool, observer: Observer) -> None:
     """When the reply to the create is lost, the node is found again: one node, and no deadlock with oneself."""
     pool = make_pool(proxy.hosts)
@@ -252,6 +258,7 @@ def test_create_reply__lost(proxy: Proxy, make_pool: MakePool, observer: Observe
     observer.wait_empty(lock.paths[0])
 
 
+@pytest.mark.shows("guarantees#no-way-out-leaves-a-node")
 def test_create__given_up_while_cut(proxy: Proxy, make_pool: MakePool, observer: Observer) -> None:
     """A wait that is given up while nobody knows whether its node exists leaves none."""
     pool = make_pool(proxy.hosts, session_timeout=LONG_SESSION)
@@ -269,6 +276,7 @@ def test_create__given_up_while_cut(proxy: Proxy, make_pool: MakePool, observer:
     observer.wait_empty(lock.paths[0], LONG_SESSION / 2)
 
 
+@pytest.mark.shows("guarantees#at-most-one-holder-whose-lease-runs")
 def test_link__short_breaks(proxy: Proxy, make_pool: MakePool, observer: Observer) -> None:
     """Breaks of the link while eight threads take turns cost no exclusion and leave nothing."""
     pool, other = make_pool(proxy.hosts), make_pool()
@@ -295,6 +303,7 @@ def test_link__short_breaks(proxy: Proxy, make_pool: MakePool, observer: Observe
     observer.wait_empty(Lock("k", pool).paths[0])
 
 
+@pytest.mark.shows("faults#the-connection-stays-open-and-delivers-nothing")
 def test_link__black_hole(proxy: Proxy, make_pool: MakePool, observer: Observer) -> None:
     """A link that swallows everything while requests keep coming is dropped, and its holder knows in time.
 
@@ -328,6 +337,7 @@ def test_link__black_hole(proxy: Proxy, make_pool: MakePool, observer: Observer)
     Lock("k", pool).acquire(timeout=120).release()
 
 
+@pytest.mark.shows("guarantees#a-lost-connection-costs-no-lock-while-the-lease-runs")
 def test_strict__suspended(proxy: Proxy, make_pool: MakePool) -> None:
     """Under the strict policy a broken connection is a loss at once; under the other one it is none."""
     strict, lease = make_pool(proxy.hosts, strict=True), make_pool(proxy.hosts)

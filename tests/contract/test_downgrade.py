@@ -123,6 +123,7 @@ def standing(observer: Observer, make_pool: MakePool) -> Standing:
     return Standing(observer, make_pool)
 
 
+@pytest.mark.shows("faults#a-writer-of-curator-becomes-a-reader", "interoperate#what-is-tested")
 @pytest.mark.parametrize("rule", KEPT_OUT, ids=IDS)
 def test_downgrade__behind_the_writer(java: Downgrading, standing: Standing, rule: Rule) -> None:
     """A waiter that was next behind the writer is not granted the lock before the reader is gone."""
@@ -137,6 +138,7 @@ def test_downgrade__behind_the_writer(java: Downgrading, standing: Standing, rul
     waiter.leave()
 
 
+@pytest.mark.shows("faults#a-writer-of-curator-becomes-a-reader")
 @pytest.mark.parametrize("rule", KEPT_OUT, ids=IDS)
 def test_downgrade__seen_with_the_writer(java: Downgrading, standing: Standing, rule: Rule) -> None:
     """A waiter that finds both nodes counts the reader as a predecessor, although its node is the younger one."""
@@ -155,6 +157,7 @@ def test_downgrade__seen_with_the_writer(java: Downgrading, standing: Standing, 
     second.leave()
 
 
+@pytest.mark.shows("faults#a-writer-of-curator-becomes-a-reader")
 def test_downgrade__reader_after_the_writer(java: Downgrading, standing: Standing) -> None:
     """The reader keeps out as long as it reads: also where it is found after the writer is gone."""
     java.write()
@@ -183,6 +186,7 @@ def test_downgrade__our_reader(java: Downgrading, standing: Standing) -> None:
     java.stop_reading()
 
 
+@pytest.mark.shows("faults#a-writer-of-curator-becomes-a-reader")
 def test_downgrade__several_keys(java: Downgrading, make_pool: MakePool, observer: Observer) -> None:
     """Several keys are not held while one of them is read."""
     java.write()

@@ -72,6 +72,7 @@ class Custom(BaseException):
     """As gevent.Timeout: no Exception."""
 
 
+@pytest.mark.shows("guarantees#no-way-out-leaves-a-node")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, Custom, TimeoutError, GeneratorExit])
 def test_waiting__exception(pool: Pool, make_pool: MakePool, observer: Observer, error: type[BaseException]) -> None:
     """An exception thrown into a waiting thread leaves no node of it."""
@@ -178,6 +179,7 @@ HOLDING = codes(Held.__init__, Held._let_go)
 BLOCK = codes(Lock.__enter__, Lock._find_block, Possession.loss)
 
 
+@pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 @by_instant
 def test_every_instant__uncontended(pool: Pool, make_pool: MakePool) -> None:
     """Wherever an exception strikes between the start of `with lock` and its end, the lock is free afterwards."""
@@ -217,6 +219,7 @@ def test_every_instant__lost(pool: Pool, make_pool: MakePool) -> None:
     assert visit_all(cycle, check, expected=(LockLost,), near=lock_module.__file__) >= codes(Lock._find_block)
 
 
+@pytest.mark.shows("faults#a-hold-is-lost-and-never-released")
 @by_instant
 def test_every_instant__lost_and_forgotten(pool: Pool, make_pool: MakePool) -> None:
     """Wherever an exception strikes while a lost hold is replaced, its node and the new one go."""
@@ -246,6 +249,7 @@ def test_every_instant__lost_and_forgotten(pool: Pool, make_pool: MakePool) -> N
     assert struck >= codes(Held._forget, Possession.drop)
 
 
+@pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 @by_instant
 def test_every_instant__nested(pool: Pool, make_pool: MakePool) -> None:
     """The same for a nested hold: none is left on the node, which goes with the outer one."""
@@ -273,6 +277,7 @@ def test_every_instant__nested(pool: Pool, make_pool: MakePool) -> None:
     assert visit_all(cycle, check) >= ACQUIRING | HOLDING | codes(Held._nest, Possession.nest, Possession.drop)
 
 
+@pytest.mark.shows("guarantees#the-lock-outlives-the-commit-where-that-is-asked-for")
 @pytest.mark.django_db(transaction=True)
 @by_instant
 def test_every_instant__until_the_commit(pool: Pool, make_pool: MakePool) -> None:
@@ -430,6 +435,7 @@ def test_time_limit_among_jobs(pool: Pool, make_pool: MakePool, monkeypatch: pyt
     Lock("k", other).acquire(timeout=LONG).release()
 
 
+@pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 @by_instant
 def test_every_instant__try(pool: Pool, make_pool: MakePool) -> None:
     """The same for a try and the release of its hold."""
@@ -451,6 +457,7 @@ def test_every_instant__try(pool: Pool, make_pool: MakePool) -> None:
     assert visit_all(cycle, check) >= ACQUIRING - codes(Lock._acquire) | codes(Lock.try_acquire) | HOLDING
 
 
+@pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 @by_instant
 @pytest.mark.usefixtures("unhurried")
 def test_every_instant__waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
@@ -475,6 +482,7 @@ def test_every_instant__waiting(pool: Pool, make_pool: MakePool, observer: Obser
     probe(pool, other, "k")
 
 
+@pytest.mark.shows("faults#a-wait-is-cancelled-at-any-instant")
 @by_instant
 @pytest.mark.usefixtures("unhurried")
 def test_every_instant__cancellable(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
@@ -540,6 +548,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return calls
 
 
+@pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 @pytest.mark.parametrize("holder", ["another session", "the same session"])
 @by_instant
 def test_every_instant__waiting_and_granted(
@@ -581,6 +590,7 @@ def test_every_instant__waiting_and_granted(
     assert bool(handed_over) == (blocking is pool)
 
 
+@pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 @by_instant
 def test_every_instant__handing_over(pool: Pool, make_pool: MakePool, handed_over: list[bool]) -> None:
     """Wherever an exception strikes a release, the waiter right behind, of the same session, is granted the lock."""
@@ -619,6 +629,7 @@ def test_every_instant__handing_over(pool: Pool, make_pool: MakePool, handed_ove
     assert handed_over
 
 
+@pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 @by_instant
 def test_every_instant__first_use(make_pool: MakePool) -> None:
     """The same for the first use of a pool, which begins its session."""
@@ -657,6 +668,7 @@ def test_every_instant__first_use(make_pool: MakePool) -> None:
     gc.collect()
 
 
+@pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 @by_instant
 def test_every_instant__unreachable(make_pool: MakePool) -> None:
     """The same while ZooKeeper is away: neither the clock nor the session's machine is left locked."""

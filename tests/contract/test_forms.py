@@ -242,6 +242,7 @@ PROTECTED: list[Form] = [
 ]
 
 
+@pytest.mark.shows("guarantees#the-lock-is-kept-for-what-a-call-makes-or-the-call-is-refused", "api#zk_locked")
 @pytest.mark.parametrize("form", PROTECTED, ids=lambda form: form.__name__)
 def test_protected(ensemble: Ensemble, form: Form) -> None:
     """Two threads that call what is written in this form are inside one after the other."""
@@ -526,6 +527,7 @@ REFUSED: list[Form] = [
 ]
 
 
+@pytest.mark.shows("guarantees#the-lock-is-kept-for-what-a-call-makes-or-the-call-is-refused", "api#zk_locked")
 @pytest.mark.parametrize("form", REFUSED, ids=lambda form: form.__name__)
 def test_refused(ensemble: Ensemble, form: Form) -> None:
     """A call whose work would run after the release raises ``TypeError``, nothing runs, and the lock is free."""
@@ -564,6 +566,7 @@ class Account:
 Pair = namedtuple("Pair", "left right")  # noqa: PYI024 - without types
 
 
+@pytest.mark.shows("guarantees#the-lock-is-kept-for-what-a-call-makes-or-the-call-is-refused")
 @pytest.mark.parametrize(
     "value",
     [

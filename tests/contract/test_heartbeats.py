@@ -35,6 +35,7 @@ def hold_many(make_pool: MakePool) -> Callable[[], tuple[Pool, list[Held]]]:
     return hold
 
 
+@pytest.mark.shows("guarantees#a-lost-lock-is-reported", "faults#an-answer-comes-out-of-order")
 def test_heartbeat__finds_what_is_gone(
     hold_many: Callable[[], tuple[Pool, list[Held]]],
     kazoo_client: KazooClient,
@@ -57,6 +58,7 @@ def test_heartbeat__revoked(hold_many: Callable[[], tuple[Pool, list[Held]]], ka
     assert [held.key for held in holds if held.revoked] == [f"k{MAX_WATCHES_PER_WRITE + 1}"]
 
 
+@pytest.mark.shows("faults#the-link-is-thin")
 @pytest.mark.parametrize("rule", [EXCLUSIVE, READ, semaphore(2)], ids=["exclusive", "read", "semaphore"])
 def test_heartbeat__few_requests(testserver: ZooKeeperServer, make_pool: MakePool, rule: Rule) -> None:
     """Each held node is read once, with a watch; later heartbeats cost the same for any number of locks."""

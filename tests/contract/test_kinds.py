@@ -29,6 +29,7 @@ PAIRS = [(a, b, (a, b) in TOGETHER) for a, b in itertools.product(RULES, RULES)]
 # Which kinds keep each other out.
 
 
+@pytest.mark.shows("faults#threads-share-a-session")
 @pytest.mark.parametrize(("first", "second", "together"), PAIRS)
 def test_kinds__two_of_them(standing: Standing, first: str, second: str, together: bool) -> None:
     """Readers share, the leases of a semaphore do up to its limit, and whatever else meets on a key takes turns."""
@@ -69,6 +70,7 @@ def test_kinds__timeout(make_pool: MakePool, observer: Observer, kind: str) -> N
         observer.wait_count(lock.paths[0], 1)
 
 
+@pytest.mark.shows("faults#a-session-ends")
 @pytest.mark.parametrize("kind", RULES)
 def test_kinds__session_ended_while_waiting(make_pool: MakePool, observer: Observer, kind: str) -> None:
     """A waiter of any kind whose session ends comes back at the end of the queue, and gets its turn."""
@@ -134,6 +136,7 @@ def test_kinds__tasks(pool: Pool, observer: Observer, kind: str, together: int) 
     observer.wait_empty(lock.paths[0])
 
 
+@pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 @pytest.mark.parametrize("kind", RULES)
 def test_kinds__cancelled(pool: Pool, make_pool: MakePool, observer: Observer, kind: str) -> None:
     """A task that is cancelled before it has its place, in its wait, or with the news of its grant leaves no node."""
@@ -239,6 +242,7 @@ def test_semaphore__order_of_waiting(standing: Standing) -> None:
         held.leave()
 
 
+@pytest.mark.shows("faults#a-waiter-dies-when-it-is-its-turn")
 def test_semaphore__several_places_at_once(make_pool: MakePool, observer: Observer) -> None:
     """When a process that holds several leases ends, as many of those who wait come in."""
     standing = Standing(observer, make_pool)
@@ -267,6 +271,7 @@ def test_semaphore__waiter_gives_up(standing: Standing) -> None:
         held.leave()
 
 
+@pytest.mark.shows("faults#callers-name-different-limits")
 @pytest.mark.parametrize(
     ("limits", "goes", "inside"),
     [

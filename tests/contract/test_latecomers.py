@@ -47,6 +47,7 @@ def test_write__in_time(start: Callable[[], Player], account: Account) -> None:
     assert account.balance == "the latecomer's"
 
 
+@pytest.mark.shows("faults#it-is-stopped-for-longer-than-its-session-lives")
 def test_write__after_the_next_holder(start: Callable[[], Player], account: Account, make_pool: MakePool) -> None:
     """What a holder writes that has slept through the end of its session, and knows it not, is refused."""
     player = start()

@@ -42,6 +42,7 @@ def disturbed(make_pool: MakePool, proxy: Proxy) -> Pool:
     return pool
 
 
+@pytest.mark.shows("faults#a-waiter-dies-when-it-is-its-turn")
 def test_told__before_the_next_watches(standing: Standing, disturbed: Pool, proxy: Proxy) -> None:
     """Who comes in may say so before the one behind it, which has seen it wait, begins to watch."""
     a, b, told = standing.join_all(TWO, TWO, TWO)
@@ -76,6 +77,7 @@ def test_told__found_free_after_a_reconnect(standing: Standing, disturbed: Pool,
     late.leave()
 
 
+@pytest.mark.shows("faults#another-message-is-lost")
 def test_told__lost_on_the_way(standing: Standing, disturbed: Pool, proxy: Proxy) -> None:
     """What the connection has lost is said again after a reconnect."""
     a, b = standing.join_all(TWO, TWO)
@@ -99,6 +101,7 @@ def test_told__lost_on_the_way(standing: Standing, disturbed: Pool, proxy: Proxy
     late.leave()
 
 
+@pytest.mark.shows("faults#a-waiter-dies-when-it-is-its-turn")
 @pytest.mark.parametrize("knows", [False, True], ids=["before it knows", "before it tells"])
 def test_waiter__dies_when_it_is_its_turn(standing: Standing, disturbed: Pool, proxy: Proxy, knows: bool) -> None:
     """A waiter whose turn has come, and that dies before the next in the queue has heard of it, takes no place away."""

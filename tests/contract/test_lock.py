@@ -25,6 +25,7 @@ pytestmark = pytest.mark.oldest
 pytest_plugins = ["tests.toolbox.slow_deadlines"]
 
 
+@pytest.mark.shows("faults#threads-share-a-session")
 @pytest.mark.usefixtures("unhurried")
 def test_acquire__two_pools(make_pool: MakePool, observer: Observer) -> None:
     """Of two processes' pools one holds, the other times out and then follows."""
@@ -41,6 +42,7 @@ def test_acquire__two_pools(make_pool: MakePool, observer: Observer) -> None:
     observer.wait_empty(first.paths[0])
 
 
+@pytest.mark.shows("guarantees#at-most-one-holder-whose-lease-runs", "faults#threads-share-a-session")
 @pytest.mark.usefixtures("unhurried")
 def test_acquire__two_threads(pool: Pool) -> None:
     """Two threads of one session exclude each other."""
@@ -54,6 +56,7 @@ def test_acquire__two_threads(pool: Pool) -> None:
     waiting.result().release()
 
 
+@pytest.mark.shows("faults#many-wait")
 def test_acquire__order_of_waiting(pool: Pool, observer: Observer) -> None:
     """Waiters of one pool are served first come first served."""
     lock = Lock("k", pool)
@@ -127,6 +130,7 @@ def test_held__facts(pool: Pool, observer: Observer) -> None:
     assert "released" in repr(held)
 
 
+@pytest.mark.shows("guarantees#tokens-grow")
 def test_held__token_grows(pool: Pool, make_pool: MakePool) -> None:
     """Tokens grow from holder to holder, over sessions and over the reaping of the queue."""
     tokens = []
@@ -137,6 +141,7 @@ def test_held__token_grows(pool: Pool, make_pool: MakePool) -> None:
     assert tokens == sorted(set(tokens))
 
 
+@pytest.mark.shows("guarantees#a-release-never-fails")
 def test_release__twice(pool: Pool, make_pool: MakePool) -> None:
     """A second release does nothing, not even to the next holder."""
     held = Lock("k", pool).acquire()
@@ -147,6 +152,7 @@ def test_release__twice(pool: Pool, make_pool: MakePool) -> None:
         other.check()
 
 
+@pytest.mark.shows("guarantees#a-release-never-fails")
 def test_release__wait(pool: Pool, observer: Observer) -> None:
     """With wait=True the node is gone when the call returns."""
     lock = Lock("k", pool)
@@ -191,6 +197,7 @@ def test_check__released(pool: Pool) -> None:
         held.check()
 
 
+@pytest.mark.shows("guarantees#re-entrancy-across-threads-tasks-and-processes")
 @pytest.mark.usefixtures("unhurried")
 def test_reentrant__same_thread(pool: Pool, observer: Observer) -> None:
     """A nested acquisition shares node and token, and the node goes with the last release, in any order."""

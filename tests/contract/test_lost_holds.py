@@ -88,6 +88,7 @@ def enter(lock: Lock) -> Held | None:
 # Without a block.
 
 
+@pytest.mark.shows("faults#a-hold-is-lost-and-never-released", "ownership#holds-that-are-lost")
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("again", [acquire, try_acquire, enter])
 def test_forgotten(
@@ -123,6 +124,7 @@ def test_forgotten(
     assert len(warnings_of(caplog)) == 1
 
 
+@pytest.mark.shows("faults#a-hold-is-lost-and-never-released")
 @pytest.mark.parametrize("way", ["aacquire", "atry_acquire", "block"])
 def test_forgotten__in_a_task(
     pool: Pool, lose: Lose, connected: Callable[[], None], observer: Observer, way: str
@@ -161,6 +163,7 @@ def test_forgotten__in_a_task(
     observer.wait_empty(lock.paths[0])
 
 
+@pytest.mark.shows("ownership#holds-that-are-lost")
 @pytest.mark.parametrize("wanted", [["b"], ["b", "c"], ["c", "a", "b"]])
 def test_forgotten__several_keys(
     pool: Pool, lose: Lose, connected: Callable[[], None], observer: Observer, wanted: list[str]
@@ -236,6 +239,7 @@ def test_forgotten__through_another_alias(
         other.close()
 
 
+@pytest.mark.shows("faults#a-hold-is-lost-and-never-released", "ownership#holds-that-are-forgotten")
 def test_forgotten__nothing_refers_to_it(
     pool: Pool, lose: Lose, connected: Callable[[], None], make_pool: MakePool
 ) -> None:
@@ -252,6 +256,7 @@ def test_forgotten__nothing_refers_to_it(
         pass
 
 
+@pytest.mark.shows("faults#a-hold-is-forgotten", "ownership#holds-that-are-forgotten")
 def test_forgotten__before_its_loss(make_pool: MakePool) -> None:
     """A hold that nothing refers to keeps its node until it is lost, and no longer."""
     pool = make_pool(strict=True)
@@ -288,6 +293,7 @@ def nested(lock: Lock) -> Iterator[Held]:
         yield outer
 
 
+@pytest.mark.shows("faults#a-hold-is-lost-and-never-released", "ownership#holds-that-are-lost")
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("block", [entered, acquired, nested])
 def test_block(
@@ -341,6 +347,7 @@ def test_block__in_a_task(pool: Pool, lose: Lose, connected: Callable[[], None])
     asyncio.run(main())
 
 
+@pytest.mark.shows("ownership#holds-that-are-lost")
 def test_block__of_a_generator(pool: Pool, lose: Lose, connected: Callable[[], None]) -> None:
     """A generator that stands in its block is told of the loss when it goes on, and keeps the block open until then."""
 
@@ -392,6 +399,7 @@ def test_block__leases(pool: Pool, lose: Lose, connected: Callable[[], None]) ->
 # By a break from here.
 
 
+@pytest.mark.shows("guarantees#a-lost-lock-is-reported")
 @pytest.mark.parametrize("where", ["the same pool", "another alias"])
 @pytest.mark.parametrize("budget", [1_000_000, 1], ids=["home", "overflow"])
 @pytest.mark.parametrize("keys", [["k"], ["j", "k"]], ids=["one", "several"])

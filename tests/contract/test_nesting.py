@@ -107,6 +107,7 @@ def test_reentrant__stronger_inside(pool: Pool, observer: Observer, outer: str, 
     observer.wait_empty(lock.paths[0])
 
 
+@pytest.mark.shows("faults#callers-name-different-limits")
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize(("outer", "inner"), [(3, 1), (3, 2), (2, 1)])
 def test_reentrant__lower_limit_inside(

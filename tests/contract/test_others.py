@@ -173,6 +173,7 @@ def exclusions(pool: Pool, other: Other, rule: Rule, keys: list[str]) -> tuple[b
     return ours is None, not theirs
 
 
+@pytest.mark.shows("interoperate#what-is-tested")
 @pytest.mark.once
 @pytest.mark.parametrize("column", OURS)
 @pytest.mark.parametrize("row", CURATOR_RECIPES)
@@ -182,6 +183,7 @@ def test_table__of_curator(curator: Curator, server: Server, pool: Pool, row: st
         assert exclusions(pool, other, *OURS[column]) == WAITS[TABLE[row, column]]
 
 
+@pytest.mark.shows("interoperate#what-is-tested")
 @pytest.mark.parametrize("column", OURS)
 @pytest.mark.parametrize("row", KAZOO_RECIPES)
 def test_table__of_kazoo(server: Server, pool: Pool, row: str, column: str) -> None:
@@ -190,6 +192,7 @@ def test_table__of_kazoo(server: Server, pool: Pool, row: str, column: str) -> N
         assert exclusions(pool, other, *OURS[column]) == WAITS[TABLE[row, column]]
 
 
+@pytest.mark.shows("interoperate#what-is-tested")
 @pytest.mark.parametrize("recipe", [kazoo.recipe.lock.Lock, kazoo.recipe.lock.ReadLock, kazoo.recipe.lock.WriteLock])
 def test_kazoo__as_it_comes(observer: Observer, pool: Pool, recipe: type[kazoo.recipe.lock.Lock]) -> None:
     """A lock of kazoo that is not told of our names does not see us."""
@@ -217,6 +220,7 @@ def test_page__path() -> None:
     assert variables["path"] == zk_lock("invoice:42").pool.path("invoice:42")
 
 
+@pytest.mark.shows("interoperate#what-is-tested")
 @pytest.mark.once
 def test_multi_lock__each_waits_for_the_other(curator: Curator, server: Server, pool: Pool, observer: Observer) -> None:
     """Who takes locks one after the other, as InterProcessMultiLock does, can wait for us while we wait for it."""

@@ -89,6 +89,7 @@ def test_thread__same(lock: Lock) -> None:
         assert ask(lock) == "re-enters"
 
 
+@pytest.mark.shows("guarantees#re-entrancy-across-threads-tasks-and-processes")
 def test_thread__other(lock: Lock) -> None:
     """A thread is another owner, also one that was started inside the block."""
     with lock:
@@ -152,6 +153,7 @@ def test_job__same(lock: Lock) -> None:
         assert executor.submit(job).result(LONG) == "re-enters"
 
 
+@pytest.mark.shows("faults#many-tasks-share-a-thread")
 def test_job__next_one_in_its_thread(lock: Lock, observer: Observer) -> None:
     """What a job has left held does not belong to the next job of the same thread; the hold can be released."""
     with ThreadPoolExecutor(1) as executor:
@@ -236,6 +238,7 @@ def test_task__wait_for_a_coroutine(lock: Lock) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.shows("guarantees#re-entrancy-across-threads-tasks-and-processes")
 @pytest.mark.parametrize("start", ["create_task", "gather", "ensure_future", "TaskGroup"])
 def test_task__child(lock: Lock, start: str) -> None:
     """A child task is another owner, although it has its parent's context."""
@@ -343,6 +346,7 @@ def test_task__before_the_loop_runs(lock: Lock) -> None:
     held.release()
 
 
+@pytest.mark.shows("faults#blocking-code-asks-for-a-lock-in-the-thread-of-an-event-loop")
 def test_task__blocking_code_in_the_loop(lock: Lock) -> None:
     """Blocking code in the loop's thread is refused, with the form to use, unless it re-enters its task's hold."""
 
@@ -359,6 +363,7 @@ def test_task__blocking_code_in_the_loop(lock: Lock) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.shows("faults#blocking-code-asks-for-a-lock-in-the-thread-of-an-event-loop")
 def test_task__blocking_code_in_a_callback(lock: Lock) -> None:
     """The same for what the loop calls outside of a task."""
 
@@ -414,6 +419,7 @@ def test_greenlet__patched_before_import(server: Server, root: str, library: str
     assert play(server, root, PATCH[library], IMPORT, run) == ["inside 1 tokens 4"]
 
 
+@pytest.mark.shows("faults#threads-are-patched-after-the-import")
 @pytest.mark.parametrize("library", PATCH)
 def test_greenlet__patched_after_import(server: Server, root: str, library: str) -> None:
     """The same in a process that is patched when everything is imported, as by gunicorn with --preload."""
@@ -437,6 +443,7 @@ def test_greenlet__beside_a_task(server: Server, root: str) -> None:
 # Bridges: synchronous code for a task.
 
 
+@pytest.mark.shows("guarantees#re-entrancy-across-threads-tasks-and-processes")
 @sensitive
 def test_sync_to_async__of_the_holder(lock: Lock, sensitive: bool) -> None:
     """Code that runs for a task in a thread re-enters what the task holds."""
@@ -464,6 +471,7 @@ def test_sync_to_async__taken_inside(lock: Lock, observer: Observer, sensitive: 
     observer.wait_empty(lock.paths[0])
 
 
+@pytest.mark.shows("faults#many-tasks-share-a-thread")
 @sensitive
 def test_sync_to_async__of_a_child(lock: Lock, sensitive: bool) -> None:
     """Code that runs for a child task, with a copy of a copy of the holder's context, is another owner."""
@@ -481,6 +489,7 @@ def test_sync_to_async__of_a_child(lock: Lock, sensitive: bool) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.shows("faults#a-task-no-longer-waits-for-its-thread-or-a-thread-for-its-coroutine")
 @sensitive
 def test_sync_to_async__cancelled_while_it_holds(lock: Lock, observer: Observer, sensitive: bool) -> None:
     """Code whose task was cancelled goes on under its lock, re-enters it, and shares it with nothing else."""
@@ -513,6 +522,7 @@ def test_sync_to_async__cancelled_while_it_holds(lock: Lock, observer: Observer,
     observer.wait_empty(lock.paths[0])
 
 
+@pytest.mark.shows("faults#a-task-no-longer-waits-for-its-thread-or-a-thread-for-its-coroutine")
 def test_sync_to_async__two_cancelled_readers(lock: Lock, observer: Observer) -> None:
     """Each block ends with its own hold, also if the tasks of both are cancelled."""
     reports = Lock("reports", lock.pool, rule=READ)
@@ -539,6 +549,7 @@ def test_sync_to_async__two_cancelled_readers(lock: Lock, observer: Observer) ->
     observer.wait_empty(reports.paths[0])
 
 
+@pytest.mark.shows("faults#a-task-no-longer-waits-for-its-thread-or-a-thread-for-its-coroutine")
 def test_async_to_sync__interrupted_while_it_holds(lock: Lock) -> None:
     """A thread that an exception has torn out of its wait does not share what the coroutine goes on to hold."""
     inside, torn, go_on = threading.Event(), threading.Event(), threading.Event()
@@ -601,6 +612,7 @@ def test_thread__equal_to_another(lock: Lock) -> None:
     assert asked == ["waits"]
 
 
+@pytest.mark.shows("faults#many-tasks-share-a-thread")
 def test_sync_to_async__three_tasks_in_one_thread(lock: Lock) -> None:
     """Of tasks that share asgiref's thread one holds; who would block that thread by waiting for it is refused."""
 
@@ -857,6 +869,7 @@ def test_async_to_sync__child(lock: Lock) -> None:
         assert async_to_sync(parent)() == "waits"
 
 
+@pytest.mark.shows("faults#many-tasks-share-a-thread")
 def test_async_to_sync__child_back_in_the_thread(lock: Lock) -> None:
     """Code of such a task that runs in the very thread that holds is refused: waiting could only be for itself."""
 
@@ -912,6 +925,7 @@ def test_bridges__traced(lock: Lock) -> None:
 # Blocks that are left by another one than has entered them.
 
 
+@pytest.mark.shows("faults#a-block-is-left-by-another-thread-or-task", "ownership#blocks-that-are-left-elsewhere")
 def test_block__left_by_another_thread(lock: Lock, observer: Observer) -> None:
     """A generator that is set up in one thread and torn down in another gives the lock back."""
 
@@ -928,6 +942,7 @@ def test_block__left_by_another_thread(lock: Lock, observer: Observer) -> None:
     observer.wait_empty(lock.paths[0])
 
 
+@pytest.mark.shows("faults#a-block-is-left-by-another-thread-or-task", "ownership#blocks-that-are-left-elsewhere")
 def test_block__left_by_another_task(lock: Lock, observer: Observer) -> None:
     """The same for an async generator, as a fixture that a plugin runs in two tasks, and for an AsyncExitStack."""
 
@@ -949,6 +964,7 @@ def test_block__left_by_another_task(lock: Lock, observer: Observer) -> None:
         observer.wait_empty(lock.paths[0])
 
 
+@pytest.mark.shows("faults#a-block-is-left-by-another-thread-or-task", "ownership#blocks-that-are-left-elsewhere")
 def test_block__generator_closed_by_the_loop(lock: Lock, observer: Observer) -> None:
     """An async generator that nobody ends is ended by the loop, in a task of its own."""
 
@@ -965,6 +981,7 @@ def test_block__generator_closed_by_the_loop(lock: Lock, observer: Observer) -> 
     observer.wait_empty(lock.paths[0])
 
 
+@pytest.mark.shows("faults#a-block-is-left-by-another-thread-or-task", "ownership#blocks-that-are-left-elsewhere")
 @pytest.mark.parametrize("rule", [READ, semaphore(3)], ids=["read", "lease"])
 def test_block__left_by_another_and_ambiguous(pool: Pool, observer: Observer, rule: Any) -> None:
     """Where several blocks of a lock object are open, another caller ends none of those whose owners live."""
@@ -994,6 +1011,7 @@ def test_block__left_by_another_and_ambiguous(pool: Pool, observer: Observer, ru
     observer.wait_empty(lock.paths[0])
 
 
+@pytest.mark.shows("ownership#blocks-that-are-left-elsewhere")
 def test_block__released_inside_while_another_is_open(pool: Pool) -> None:
     """The end of a block whose hold was released inside ends no block of anybody else."""
     lock = Lock("k", pool)
@@ -1034,6 +1052,7 @@ def test_copied(lock: Lock, duplicate: Callable[[Held], object]) -> None:
         duplicate(held)
 
 
+@pytest.mark.shows("faults#a-hold-is-forgotten", "ownership#holds-that-are-forgotten")
 @pytest.mark.parametrize("where", ["thread", "foreign thread", "job", "task"])
 def test_forgotten(lock: Lock, observer: Observer, where: str) -> None:
     """A hold whose owner ends, and that was handed to nobody, is warned of; the lock stays taken."""
@@ -1067,6 +1086,7 @@ def test_forgotten(lock: Lock, observer: Observer, where: str) -> None:
         lock.acquire(timeout=0)
 
 
+@pytest.mark.shows("ownership#holds-that-are-forgotten")
 def test_forgotten__not_what_somebody_has(lock: Lock, observer: Observer) -> None:
     """A hold that outlives its owner because somebody has it is fine."""
     with warnings.catch_warnings():

@@ -37,6 +37,7 @@ def play(server: Server, root: str) -> Iterator[MakePlayer]:
             player.end()
 
 
+@pytest.mark.shows("guarantees#at-most-one-holder-whose-lease-runs", "guarantees#tokens-grow")
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # hundreds of hand-overs among eight processes on however few cores there are
 def test_counter__eight_processes(play: MakePlayer, kind_of_server: str, tmp_path: Path) -> None:
@@ -58,6 +59,7 @@ def test_counter__eight_processes(play: MakePlayer, kind_of_server: str, tmp_pat
     assert all(earlier < later for earlier, later in itertools.pairwise(tokens))
 
 
+@pytest.mark.shows("faults#it-dies")
 def test_process__killed(play: MakePlayer, make_pool: MakePool) -> None:
     """The lock of a process that is killed is free within the session timeout and two ticks."""
     player = play("hold", timeout=2.0)
@@ -69,6 +71,7 @@ def test_process__killed(play: MakePlayer, make_pool: MakePool) -> None:
         assert held.token > token
 
 
+@pytest.mark.shows("faults#it-dies")
 @pytest.mark.parametrize(("order", "status"), [("end", 0), ("exit", 3), ("raise", 1)])
 def test_process__exits(play: MakePlayer, make_pool: MakePool, order: str, status: int) -> None:
     """The lock of a process that exits, in whatever orderly way, is free at once, and the exit is not delayed."""
@@ -96,6 +99,7 @@ atexit.register(release)
 """
 
 
+@pytest.mark.shows("faults#it-dies")
 def test_process__releases_after_its_pools_are_closed(play: MakePlayer, make_pool: MakePool) -> None:
     """A release in a function that ``atexit`` calls after ours raises nothing, and the exit is not delayed."""
     player = play("hold_to_the_end", timeout=30.0, before=RELEASES_AT_EXIT)
@@ -106,6 +110,7 @@ def test_process__releases_after_its_pools_are_closed(play: MakePlayer, make_poo
     Lock("k", make_pool()).acquire(timeout=120).release()
 
 
+@pytest.mark.shows("guarantees#that-only-the-holder-writes", "faults#it-is-stopped-for-longer-than-its-session-lives")
 def test_process__frozen(play: MakePlayer, make_pool: MakePool) -> None:
     """A holder that was frozen for longer than its session has lost, knows it at once, and does not recover."""
     player = play("hold", timeout=1.0)
@@ -121,6 +126,11 @@ def test_process__frozen(play: MakePlayer, make_pool: MakePool) -> None:
     later.release()
 
 
+@pytest.mark.shows(
+    "guarantees#at-most-one-holder-whose-lease-runs",
+    "guarantees#that-only-the-holder-writes",
+    "faults#it-is-stopped-for-longer-than-its-session-lives",
+)
 def test_waiter__frozen(play: MakePlayer, make_pool: MakePool, observer: Observer) -> None:
     """A waiter that sleeps through its turn and its session does not believe that it holds when it wakes."""
     lock = Lock("k", make_pool())
@@ -138,6 +148,7 @@ def test_waiter__frozen(play: MakePlayer, make_pool: MakePool, observer: Observe
     assert int(player.hear().split()[1]) > other.token
 
 
+@pytest.mark.shows("guarantees#forked-children-hold-nothing", "faults#it-forks-inside-of-a-block")
 @pytest.mark.parametrize(
     "before",
     ["", "from gevent import monkey; monkey.patch_all()", "import eventlet; eventlet.monkey_patch()"],
@@ -158,6 +169,7 @@ def test_fork__inside_a_block(play: MakePlayer, before: str) -> None:
     assert player.wait()[0] == 0
 
 
+@pytest.mark.shows("faults#it-forks-inside-of-a-block")
 def test_fork__while_the_parent_waits(play: MakePlayer) -> None:
     """A child that is forked in a waiting thread is another owner, and waits as well."""
     player = play("fork_while_it_waits")
@@ -166,6 +178,7 @@ def test_fork__while_the_parent_waits(play: MakePlayer) -> None:
     assert player.wait()[0] == 0
 
 
+@pytest.mark.shows("faults#it-forks-inside-of-a-block")
 @pytest.mark.parametrize("where", ["receiver", "signal handler", "beginning"])
 def test_fork__of_a_waiter(play: MakePlayer, where: str) -> None:
     """A child that goes on in the call in which its parent waits gets an error: only the parent waits."""
@@ -175,6 +188,7 @@ def test_fork__of_a_waiter(play: MakePlayer, where: str) -> None:
     assert player.wait()[0] == 0
 
 
+@pytest.mark.shows("guarantees#forked-children-hold-nothing", "faults#it-forks-inside-of-a-block")
 def test_fork__that_python_is_not_told_of(play: MakePlayer) -> None:
     """A child of a fork in C, as uWSGI makes them, has a session of its own and leaves the parent's alone."""
     player = play("fork_in_c")
@@ -184,6 +198,7 @@ def test_fork__that_python_is_not_told_of(play: MakePlayer) -> None:
     assert player.wait()[0] == 0
 
 
+@pytest.mark.shows("faults#it-dies")
 @pytest.mark.parametrize(
     ("module", "method", "what", "status"),
     [
@@ -222,6 +237,7 @@ def children(client: KazooClient, lock: Lock) -> list[str]:
     return names
 
 
+@pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 def test_signal__raises_at_any_instant(play: MakePlayer, make_pool: MakePool, observer: Observer) -> None:
     """Whatever instant a signal handler raises at, while another process takes turns, no node is left."""
     player = play("alarm", 1500)
@@ -257,6 +273,7 @@ def test_gevent(play: MakePlayer) -> None:
     wait_until(lambda: player.process.poll() is not None)
 
 
+@pytest.mark.shows("faults#it-is-monkey-patched-after-the-first-lock-object")
 @pytest.mark.parametrize("fork", ["no fork", "fork"])
 def test_gevent__patched_after_the_pool_was_made(play: MakePlayer, fork: str) -> None:
     """A pool that was made before the process was patched, by a lock at import, waits as the patched process does."""
@@ -266,6 +283,9 @@ def test_gevent__patched_after_the_pool_was_made(play: MakePlayer, fork: str) ->
     assert player.wait()[0] == 0
 
 
+@pytest.mark.shows(
+    "guarantees#that-a-process-has-time-for-its-heartbeats", "faults#a-greenlet-computes-without-yielding"
+)
 def test_gevent__computes_without_yielding(play: MakePlayer, make_pool: MakePool) -> None:
     """A greenlet that computes for longer than the session stops the heartbeats, and finds its loss by the clock."""
     player = play("compute", timeout=2.0, before="from gevent import monkey; monkey.patch_all()")

@@ -12,6 +12,7 @@ from tests.toolbox.timing import wait_until
 from tests.toolbox.zookeeper.observer import Observer
 
 
+@pytest.mark.shows("faults#a-queue-is-deleted")
 @pytest.mark.parametrize("keys", ["k", ["k", "l"]], ids=["one", "several"])
 @pytest.mark.parametrize("kind", RULES)
 def test_queue_deleted(make_pool: MakePool, observer: Observer, kind: str, keys: str | list[str]) -> None:

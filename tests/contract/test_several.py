@@ -105,6 +105,7 @@ def most_keys(pool: Pool) -> int:
     return bisect.bisect_left(range(3_000), True, key=is_too_many) - 1
 
 
+@pytest.mark.shows("faults#more-keys-than-a-server-reads")
 def test_acquire__as_many_as_fit(make_pool: MakePool, observer: Observer) -> None:
     """A thousand keys fit in one request, whatever they are and whoever asks; other locks do not notice it."""
     # Neither a strict session nor the request for so many nodes may be over soon.
@@ -123,6 +124,7 @@ def test_acquire__as_many_as_fit(make_pool: MakePool, observer: Observer) -> Non
     wait_counts(observer, lock, *[0] * count)
 
 
+@pytest.mark.shows("faults#more-keys-than-a-server-reads")
 def test_lock__too_many_keys(pool: Pool) -> None:
     """More keys than fit in one request are refused before anything is sent, with the limit and what they take."""
     count = most_keys(pool) + 1
@@ -212,6 +214,7 @@ def test_acquire__kinds_on_several_keys(make_pool: MakePool, observer: Observer)
     wait_counts(observer, read, 0, 0)
 
 
+@pytest.mark.shows("faults#several-keys-in-any-order")
 def test_acquire__no_deadlock(make_pool: MakePool, observer: Observer) -> None:
     """Six threads of two processes take random keys in random order, and all come to their end, alone on each key."""
     seed = random.randrange(2**32)
@@ -295,6 +298,7 @@ def test_acquire__timeout(make_pool: MakePool, observer: Observer) -> None:
         wait_counts(observer, waiting, 0, 1, 1)
 
 
+@pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """Cancelling before the nodes are there, while waiting, or with the news of the grant leaves no node anywhere."""
     lock = Lock(["a", "b"], pool)
@@ -332,6 +336,7 @@ def test_node_deleted__holding(make_pool: MakePool, observer: Observer, place: i
         again.check()
 
 
+@pytest.mark.shows("faults#several-keys-in-any-order")
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("taken", ["a", "b"])
 def test_node_deleted__waiting(make_pool: MakePool, observer: Observer, place: int, taken: str) -> None:
@@ -356,6 +361,7 @@ def test_node_deleted__waiting(make_pool: MakePool, observer: Observer, place: i
     wait_counts(observer, lock, 0, 0)
 
 
+@pytest.mark.shows("faults#a-session-ends")
 def test_session_ended__holding(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """The end of the session loses all keys at once."""
     lock = Lock(["a", "b"], pool)

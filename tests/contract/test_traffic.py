@@ -70,6 +70,7 @@ def test_try__busy(server: Server, make_pool: MakePool) -> None:
         pool.close()
 
 
+@pytest.mark.shows("faults#many-wait")
 def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A release costs the same at any length of the queue, and who is granted asks for nothing.
 
@@ -190,6 +191,7 @@ def waiting(pools: list[Pool]) -> list[Contender]:
     ]
 
 
+@pytest.mark.shows("faults#something-is-left-behind")
 def test_abandoned_waits__leave_nothing(pool: Pool, make_pool: MakePool) -> None:
     """Waits that run out leave no node, no watch in this process, no listener and no thread."""
     lock = Lock("k", pool)

@@ -24,6 +24,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.shows("versions#old-and-new-processes-side-by-side")
 @pytest.mark.parametrize("kind", KINDS)
 def test_node(kind: str, zklock: str, kazoo_client: KazooClient) -> None:
     """Names and data of a node have the form that older and newer versions expect."""
@@ -41,6 +42,7 @@ def test_node(kind: str, zklock: str, kazoo_client: KazooClient) -> None:
     assert {"v", "host", "pid"} <= values.keys()
 
 
+@pytest.mark.shows("versions#old-and-new-processes-side-by-side")
 def test_data_of_another_format(zklock: str, kazoo_client: KazooClient) -> None:
     """A holder whose data we cannot read keeps its lock, and so does one with fields that we do not know."""
     identity = {"host": "web9", "pid": 9, "thread": "", "work": {"kind": "task", "name": "bill", "id": "7", "shard": 3}}

@@ -113,6 +113,7 @@ def test_zk_locked__lost(ensemble: Ensemble) -> None:
     ensemble.wait_empty("k")
 
 
+@pytest.mark.shows("ownership#holds-that-are-lost")
 @pytest.mark.parametrize("on_lost", ["raise", "ignore"])
 def test_zk_locked__lost_and_called_again(ensemble: Ensemble, on_lost: Literal["raise", "ignore"]) -> None:
     """Inside of a call whose lock is lost nothing takes that lock, whatever becomes of the errors; after it all do."""

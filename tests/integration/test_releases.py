@@ -169,6 +169,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
             shop.stop()
 
 
+@pytest.mark.shows("versions#old-and-new-processes-side-by-side")
 def test_processes(shop: Shop, releases: list[Path]) -> None:
     """Two processes of each release write into one file, and no entry is lost."""
     processes = [shop.start(release, "-c", COUNTER, str(TURNS)) for release in releases * 2]
@@ -176,6 +177,7 @@ def test_processes(shop: Shop, releases: list[Path]) -> None:
     shop.check(releases, 2 * TURNS)
 
 
+@pytest.mark.shows("versions#old-and-new-processes-side-by-side")
 def test_holders(shop: Shop, releases: list[Path], settings: Settings) -> None:
     """Each release names the process of the other one that holds a lock."""
     settings.ZKLOCK = {"default": {"HOSTS": shop.environment["ZOOKEEPER_HOSTS"]}}
@@ -189,6 +191,7 @@ def test_holders(shop: Shop, releases: list[Path], settings: Settings) -> None:
     assert holder.pid == process.pid
 
 
+@pytest.mark.shows("versions#old-and-new-processes-side-by-side")
 @pytest.mark.celery
 @pytest.mark.slow
 @pytest.mark.timeout(300)

@@ -114,6 +114,7 @@ def _accepts(address: str) -> bool:
     return True
 
 
+@pytest.mark.shows("faults#threads-are-patched-after-the-import")
 @pytest.mark.once
 @pytest.mark.parametrize("preload", [["--preload"], []], ids=["preload", "no preload"])
 @pytest.mark.parametrize("worker", ["gevent", "gthread"])
@@ -164,6 +165,9 @@ def test_granian(server: Server, root: str) -> None:
     pytest.fail(f"no ident was given again: {idents}")
 
 
+@pytest.mark.shows(
+    "guarantees#the-lock-is-kept-for-what-a-call-makes-or-the-call-is-refused", "ownership#holds-of-responses"
+)
 @pytest.mark.once
 @pytest.mark.parametrize("kind", ["gunicorn", "granian"])
 def test_client_disconnects(server: Server, root: str, observer: Observer, kind: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from django.dispatch import Signal
 
 import django_zklock
@@ -83,12 +82,3 @@ def test_testing__has_every_request() -> None:
     """Each request has the name that faults and the log use."""
     page = text_of("reference/testing.md").partition("## Opcode")[2]
     assert set(re.findall(r"`(\w+)`", page)) >= {opcode.label for opcode in testing.Opcode}
-
-
-@pytest.mark.parametrize("page", ["explanation/guarantees.md", "reference/versions.md"])
-def test_guarantees__name_tests_that_exist(page: str) -> None:
-    """Each test that the page of guarantees names exists."""
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text_of(page))
-    assert named
-    for file, test in named:
-        assert re.search(rf"^ *(async )?def {test}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), test

@@ -1,4 +1,4 @@
-"""The documents name tests: each of them exists, and every fault has one."""
+"""What guarantees, faults and other pages promise is shown by tests, which name the section by the marker ``shows``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,92 @@ from pathlib import Path
 
 import pytest
 
+from scripts.shown_by import find_tests, main, sections, with_tests
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if "_build" not in page.parts)
+PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md"))}
+# Each promise of these pages is shown by a test: a section of the third level.
+PROMISES = {
+    f"{page}#{name}": "".join(lines[1:])
+    for page in ("guarantees", "faults")
+    for name, lines in sections(PAGES[page])
+    if lines and lines[0].startswith("### ")
+}
+# These say what others do, or what no lock can do.
+NOT_SHOWN = {
+    "guarantees#what-the-ensemble-must-do",
+    "guarantees#transactions-the-lock-is-not-the-commit",
+    "guarantees#that-a-task-runs-once",
+    "guarantees#fairness-towards-other-recipes",
+}
+
+
+def test_promises__each_is_shown() -> None:
+    """Every guarantee and every fault is said and has a test, except where nothing of ours is promised."""
+    assert len(PROMISES) > 100
+    assert all(PROMISES.values())
+    assert {each for each in PROMISES if each not in find_tests()} == NOT_SHOWN
+
+
+def test_tests__name_sections_that_exist() -> None:
+    """Each section that a test claims to show exists, on one page, and once."""
+    for section, tests in find_tests().items():
+        page, _, name = section.partition("#")
+        assert len(list(DOCS.rglob(f"{page}.md"))) == 1, tests
+        assert [each for each, _lines in sections(PAGES[page])].count(name) == 1, tests
+
+
+def test_pages__have_no_lists_by_hand() -> None:
+    """The one page that names tests itself is the table of owners, each row of which has its own."""
+    assert [page for page, text in PAGES.items() if ".py::" in text] == ["ownership"]
+
+
+PAGE = """# Page
+
+## It dies
+
+```console
+# It dies
+```
+
+## It lives
+"""
+
+
+def test_with_tests() -> None:
+    """The tests of a section are folded at its end, behind its blocks of code."""
+    tests = {"page#it-dies": ["tests/test_a.py::test_a", "tests/test_b.py::test_b"], "other#it-lives": ["x"]}
+    assert with_tests("page", PAGE, {}) == PAGE
+    before, _, after = with_tests("page", PAGE, tests).partition("<details>")
+    assert before.endswith("# It dies\n```\n\n\n")
+    assert after.startswith("<summary>Shown by 2 tests</summary><ul>\n<li><code>tests/test_a.py::test_a</code></li>\n")
+    assert after.endswith("</ul></details>\n\n## It lives\n")
+
+
+def test_find_tests(tmp_path: Path) -> None:
+    """A test is found by its marker, however many sections it shows."""
+    (tmp_path / "tests").mkdir()
+    marked = '@pytest.mark.shows("faults#a", "faults#b")\n@pytest.mark.slow\ndef test_x():\n    pass\n'
+    (tmp_path / "tests" / "test_it.py").write_text(f"{marked}\nasync def test_y():\n    pass\n")
+    assert find_tests(tmp_path) == {"faults#a": ["tests/test_it.py::test_x"], "faults#b": ["tests/test_it.py::test_x"]}
+
+
+def test_main(capsys: pytest.CaptureFixture[str]) -> None:
+    """The tests of a section are printed as pytest takes them, those of a page with the sections."""
+    main(["faults#it-dies"])
+    tests = capsys.readouterr().out.splitlines()
+    assert tests == find_tests()["faults#it-dies"]
+    main(["faults"])
+    assert f"# faults#it-dies\n{tests[0]}\n" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="no test shows faults#it-sleeps"):
+        main(["faults#it-sleeps"])
+
+
+# The table of owners.
+
 NAME = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-FAULTS = re.split(r"^### ", (DOCS / "explanation" / "faults.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+PAIRS = [line.strip("| ").split(" | ") for line in PAGES["ownership"].splitlines() if line.startswith("| ")][1:]
 
 
 @cache
@@ -24,49 +105,11 @@ def names_in(path: str) -> frozenset[str]:
     return frozenset(node.name for node in nodes if isinstance(node, functions) and node.name.startswith("test_"))
 
 
-def missing(text: str) -> list[str]:
-    """Return the tests that a text names and that do not exist."""
-    return [
-        f"{path}::{test}"
-        for path, test in NAME.findall(text)
-        if not (ROOT / path).exists() or test not in names_in(path)
-    ]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_pages__name_tests_that_exist(page: str) -> None:
-    """Each test that a page names exists."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    assert missing(text) == []
-    # No test is named in another form, which would be overlooked.
-    assert text.count(".py::") == len(NAME.findall(text))
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=[fault.partition("\n")[0] for fault in FAULTS])
-def test_faults__each_is_shown(fault: str) -> None:
-    """Every fault says what the lock does, and which tests show it."""
-    _heading, *paragraphs = re.split(r"^## ", fault, flags=re.MULTILINE)[0].strip().split("\n\n")
-    words, tests = paragraphs
-    assert words
-    assert [line for line in tests.split("\n") if not NAME.fullmatch(line.removesuffix("\\"))] == []
-
-
-def test_missing() -> None:
-    """A test or a file that does not exist is reported."""
-    here = "tests/project/test_docs_faults.py"
-    assert missing(f"`{here}::test_missing` `{here}::test_gone` `tests/test_gone.py::test_gone`") == [
-        f"{here}::test_gone",
-        "tests/test_gone.py::test_gone",
-    ]
-
-
-OWNERSHIP = (DOCS / "explanation" / "ownership.md").read_text(encoding="utf-8")
-PAIRS = [line.strip("| ").split(" | ") for line in OWNERSHIP.splitlines() if line.startswith("| ")][1:]
-
-
-@pytest.mark.parametrize("pair", PAIRS, ids=[f"{pair[0]}, {pair[1]}" for pair in PAIRS])
-def test_ownership__each_pair_is_shown(pair: list[str]) -> None:
+def test_ownership__each_pair_is_shown() -> None:
     """Every row of the table of owners has a result, and the test that shows it."""
-    _taken, _asked, results, test = pair
-    assert set(results.split(", ")) <= {"re-enters", "waits", "raises"}
-    assert NAME.fullmatch(test)
+    assert len(PAIRS) > 40
+    for _taken, _asked, results, test in PAIRS:
+        assert set(results.split(", ")) <= {"re-enters", "waits", "raises"}
+        name = NAME.fullmatch(test)
+        assert name is not None, test
+        assert name[2] in names_in(name[1]), test

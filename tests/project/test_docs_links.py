@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from scripts.shown_by import anchor
 from tests.project.doc_blocks import PAGES, ROOT
 
 HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
@@ -19,15 +20,14 @@ def text_of(page: str) -> str:
 
 def anchors(text: str) -> set[str]:
     """Return the anchors of the headings, as GitHub and Sphinx make them."""
-    plain = (re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in HEADING.findall(text))
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
+    return {anchor(heading) for heading in HEADING.findall(text)}
 
 
 def is_there(page: str, target: str) -> bool:
     """Whether the file of a link exists, and has the heading."""
-    path, _, anchor = target.partition("#")
+    path, _, heading = target.partition("#")
     file = ((ROOT / page).parent / path if path else ROOT / page).resolve()
-    return file.is_file() and (not anchor or anchor in anchors(text_of(str(file.relative_to(ROOT)))))
+    return file.is_file() and (not heading or heading in anchors(text_of(str(file.relative_to(ROOT)))))
 
 
 def test_links() -> None:

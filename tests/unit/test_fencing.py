@@ -61,6 +61,7 @@ def tables(*created: type[models.Model]) -> Iterator[None]:
                 editor.delete_model(model)
 
 
+@pytest.mark.shows("guarantees#a-fenced-write-is-refused-when-it-is-late")
 @isolate_apps("billing")
 @pytest.mark.django_db(transaction=True)
 def test_inherited_table(ensemble: Ensemble) -> None:

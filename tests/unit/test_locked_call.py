@@ -91,6 +91,7 @@ def never(*args: Any, **kwargs: Any) -> None:
 # Conflicts: wait.
 
 
+@pytest.mark.shows("guarantees#timeouts-are-kept")
 def test_wait__times_out(make: Make, other_client: OtherClient) -> None:
     """A call that waits fails after its timeout, and the error names the lock, the time and the holder."""
     held = other_client.take("k")
@@ -287,6 +288,7 @@ def lose(request: pytest.FixtureRequest, ensemble: Ensemble) -> Callable[[], Non
     return take_away
 
 
+@pytest.mark.shows("guarantees#a-lost-lock-is-reported")
 def test_lost__raises(make: Make, lose: Callable[[], None], ensemble: Ensemble) -> None:
     """A call whose lock was lost while it ran ends with LockLost, which names key, reason and token."""
     with pytest.raises(LockLost, match=r"lock 'k' was lost after \d+\.\d s: .*; .*so stop, or fence with token \d+"):
@@ -328,6 +330,7 @@ def test_lost__process_is_being_ended(lose: Callable[[], None], monkeypatch: pyt
         _sync(body=body, on_lost="terminate")()
 
 
+@pytest.mark.shows("guarantees#a-lost-lock-is-reported")
 @pytest.mark.parametrize("on_lost", ["raise", "ignore"])
 def test_lost__another_error_propagates(make: Make, lose: Callable[[], None], on_lost: str) -> None:
     """An error of the body is not masked by the loss."""
@@ -426,6 +429,7 @@ def test_unavailable__callable_async(ensemble: Ensemble) -> None:
     assert _async(body=never, using="absent", on_unavailable=decide)() == "k"
 
 
+@pytest.mark.shows("guarantees#on_unavailablerun-no-lock-at-all")
 def test_unavailable__runs(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     """A call that runs without ZooKeeper logs an error, holds nothing, and does not run inside of an `except`."""
 
@@ -453,6 +457,7 @@ def test_unavailable__runs_not_in_a_conflict(make: Make, other_client: OtherClie
             call()
 
 
+@pytest.mark.shows("guarantees#on_unavailablerun-no-lock-at-all")
 def test_unavailable__runs_after_its_timeout(make: Make) -> None:
     """A call with a timeout runs unprotected after that time and not before, also as the first call of the process."""
     began = time.monotonic()
@@ -498,6 +503,7 @@ def test_error__thrown_into_a_waiting_call(other_client: OtherClient, ensemble: 
     held.check()
 
 
+@pytest.mark.shows("guarantees#no-way-out-leaves-a-node")
 def test_cancellation__of_a_waiting_call(other_client: OtherClient, ensemble: Ensemble) -> None:
     """Cancelling an async call that waits leaves no node."""
     other_client.take("k")

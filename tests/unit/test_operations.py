@@ -27,6 +27,7 @@ def keys(*arguments: Any, **options: Any) -> list[str]:
     return [lock.key for lock in operations.find_locks(*arguments, **options)]
 
 
+@pytest.mark.shows("api#operations")
 def test_find_locks(hold: Hold, kazoo_client: KazooClient) -> None:
     """Locks are found by the conditions of the command, in its orders; that there is none is no error."""
     assert keys() == []
@@ -71,6 +72,7 @@ def test_find_locks__no_text(zklock: str, name: str) -> None:
         operations.find_locks(**{name: cast("Any", None)})
 
 
+@pytest.mark.shows("api#operations")
 def test_break_and_revoke(hold: Hold) -> None:
     """A holder that was found loses its lock, or is asked for it; the history has the user and the reason."""
     held, asked = hold("k"), hold("l")

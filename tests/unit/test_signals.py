@@ -305,6 +305,7 @@ def test_async_with__signals(ensemble: Ensemble, other_client: OtherClient) -> N
     assert [entry for entry in seen if entry[1]] == [("contended", True), ("acquired", True), ("released", True)]
 
 
+@pytest.mark.shows("faults#a-task-is-cancelled-while-receivers-of-signals-run")
 @pytest.mark.parametrize("name", ["acquired", "released"])
 @pytest.mark.parametrize("form", ["block", "call", "acquisition"])
 def test_cancelled__while_receivers_are_told(ensemble: Ensemble, name: str, form: str) -> None:
@@ -345,6 +346,7 @@ def test_cancelled__while_receivers_are_told(ensemble: Ensemble, name: str, form
     ensemble.wait_empty("k")
 
 
+@pytest.mark.shows("faults#a-task-is-cancelled-while-receivers-of-signals-run")
 def test_cancelled__twice_while_receivers_are_told(ensemble: Ensemble) -> None:
     """A second cancellation does not wait; the receivers are told all the same, of the grant before the release."""
     told = asyncio.Event()

@@ -206,6 +206,7 @@ def test_release__cancelled(ensemble: Ensemble, other_client: OtherClient) -> No
     ensemble.wait_empty("free")
 
 
+@pytest.mark.shows("ownership#holds-that-are-lost")
 @in_database
 def test_release__lost(ensemble: Ensemble, caplog: pytest.LogCaptureFixture) -> None:
     """The end of the block raises after a loss, and a commit without the lock is logged."""

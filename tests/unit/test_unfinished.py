@@ -142,6 +142,7 @@ def test_streaming__fails(ensemble: Ensemble) -> None:
     ensemble.wait_empty("k")
 
 
+@pytest.mark.shows("ownership#holds-of-responses")
 def test_streaming__is_replaced(ensemble: Ensemble) -> None:
     """A response that something replaces, as a middleware does, gives the lock back when it is destroyed, and warns."""
     response = streaming(two_parts())
@@ -234,6 +235,7 @@ def test_template__is_never_rendered(ensemble: Ensemble) -> None:
     ensemble.wait_empty("k")
 
 
+@pytest.mark.shows("api#zk_locked")
 def test_other_results(ensemble: Ensemble) -> None:
     """What is no response is not touched: a lazy object is not evaluated, and a mock is returned as it is."""
     evaluated: list[None] = []
@@ -376,6 +378,9 @@ def test_owner__outer_block(ensemble: Ensemble) -> None:
     ensemble.wait_empty("k")
 
 
+@pytest.mark.shows(
+    "guarantees#the-lock-is-kept-for-what-a-call-makes-or-the-call-is-refused", "ownership#holds-of-responses"
+)
 def test_streaming__closed_at_work(ensemble: Ensemble) -> None:
     """If a thread makes a part when the response is closed, the lock is kept until that part is made; it is the last.
 
@@ -401,6 +406,7 @@ def test_streaming__closed_at_work(ensemble: Ensemble) -> None:
     assert made == [0]
 
 
+@pytest.mark.shows("ownership#holds-of-responses")
 def test_streaming__closed_twice(ensemble: Ensemble) -> None:
     """If two threads close a response, the lock is kept until the generator has ended in one of them."""
     inside, go_on = threading.Event(), threading.Event()
@@ -608,6 +614,7 @@ def test_async__is_consumed(ensemble: Ensemble) -> None:
     ensemble.wait_empty("k")
 
 
+@pytest.mark.shows("ownership#holds-of-responses")
 def test_async__is_closed(ensemble: Ensemble) -> None:
     """Closing the response ends the generator in its loop, with the hold; the lock is kept until then."""
     seen: list[object] = []
@@ -637,6 +644,7 @@ def test_async__is_closed(ensemble: Ensemble) -> None:
     assert seen == [True]
 
 
+@pytest.mark.shows("ownership#holds-of-responses")
 def test_async__loop_has_ended(ensemble: Ensemble) -> None:
     """A response that outlives its loop releases the lock when it is closed."""
 
@@ -701,6 +709,7 @@ def test_async__is_interrupted(ensemble: Ensemble) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.shows("ownership#holds-of-responses")
 def test_async__its_thread_goes_on(ensemble: Ensemble) -> None:
     """If a cancellation ends the content while a thread of it works, the lock is kept until the thread has ended."""
     inside, go_on = threading.Event(), threading.Event()
@@ -934,6 +943,7 @@ REPLACED = f"{__name__}.Replaced"
 NOT_MODIFIED = "django.middleware.http.ConditionalGetMiddleware"
 
 
+@pytest.mark.shows("ownership#holds-of-responses")
 @pytest.mark.usefixtures("_never_destroyed")
 @pytest.mark.parametrize("is_async", [False, True], ids=["wsgi", "asgi"])
 @pytest.mark.parametrize(
@@ -991,6 +1001,9 @@ def test_end_of_request__of_a_copy(ensemble: Ensemble, duplicate: Callable[[Any]
 _Communicator: Any = ApplicationCommunicator
 
 
+@pytest.mark.shows(
+    "guarantees#the-lock-is-kept-for-what-a-call-makes-or-the-call-is-refused", "ownership#holds-of-responses"
+)
 def test_asgi__client_disconnects(ensemble: Ensemble, site: Any) -> None:
     """If the client disconnects in the middle of a stream, the lock is free, and the next request has it."""
     headers = [(b"host", b"testserver")]

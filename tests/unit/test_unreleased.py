@@ -59,6 +59,7 @@ def client(settings: Settings, place: Sandbox) -> Iterator[Client]:
         yield Client()
 
 
+@pytest.mark.shows("faults#a-hold-is-forgotten")
 def test_request__forgets(client: Client) -> None:
     """A lock that a request leaves held is warned of at its end, once."""
     with pytest.warns(ResourceWarning, match="lock 'forgotten' was acquired in this request or task and not released"):
@@ -78,6 +79,7 @@ def test_request__releases(client: Client, url: str) -> None:
     assert current_lock() is None
 
 
+@pytest.mark.shows("ownership#holds-that-are-lost")
 def test_request__lost(place: Sandbox) -> None:
     """A lock that is lost is not held any more, and is nothing to what this thread does next."""
     around = zk_lock("around").acquire()
@@ -134,6 +136,7 @@ def test_task__lost(place: Sandbox) -> None:
     assert app.task(shared=False)(locked).apply().get() == "ran"
 
 
+@pytest.mark.shows("faults#a-hold-is-forgotten")
 @pytest.mark.celery
 @pytest.mark.parametrize("forgets", [True, False])
 def test_task__forgets(place: Sandbox, forgets: bool) -> None:

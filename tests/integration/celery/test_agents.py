@@ -49,6 +49,7 @@ def workshop(request: pytest.FixtureRequest, open_workshop: Any) -> Iterator[Any
             assert "instrument_celery_app_trace" in log, "the agent was there"
 
 
+@pytest.mark.shows("faults#an-agent-puts-a-proxy-in-a-tasks-place")
 @pytest.mark.parametrize("name", ["shared_below", "app_bound_retrying_above", "class_based_run"])
 def test_gate__has_the_task(workshop: Any, key: str, name: str) -> None:
     """A task that waits takes no slot, and runs under the hold of the main process."""
@@ -61,6 +62,7 @@ def test_gate__has_the_task(workshop: Any, key: str, name: str) -> None:
     assert f"event=header_refused task={task.id}" not in workshop.worker.log.read_text()
 
 
+@pytest.mark.shows("faults#an-agent-puts-a-proxy-in-a-tasks-place")
 def test_killed_child__lock_is_free(workshop: Any, key: str) -> None:
     """The lock of a killed child is free when the child has ended, and not when a session has."""
     workshop.send("hold", key, f"{key}:gate")
@@ -71,6 +73,7 @@ def test_killed_child__lock_is_free(workshop: Any, key: str) -> None:
     workshop.wait_empty(key, SOON)
 
 
+@pytest.mark.shows("faults#an-agent-puts-a-proxy-in-a-tasks-place")
 @pytest.mark.parametrize(("name", "kind"), [("refuse_below", LockConflict), ("time_out", LockTimeout)])
 def test_autoretry__conflict_is_no_failed_attempt(workshop: Any, key: str, name: str, kind: type[Exception]) -> None:
     """`autoretry_for=(Exception,)` does not retry a conflict."""

@@ -242,6 +242,7 @@ def write_sent(server: ZooKeeperServer, path: str, data: bytes) -> None:
 # Beats.
 
 
+@pytest.mark.shows("faults#the-leader-ends-freezes-or-loses-zookeeper")
 @pytest.mark.slow
 def test_beats__expired_and_stopped_leader(beatshop: Beatshop) -> None:
     """Of two beats one sends, and the other sends no requests; a leader whose session ends joins the queue behind it.
@@ -273,6 +274,7 @@ def test_beats__expired_and_stopped_leader(beatshop: Beatshop) -> None:
     first.wait_written("event=beat_leads", 2)
 
 
+@pytest.mark.shows("faults#the-leader-ends-freezes-or-loses-zookeeper")
 @pytest.mark.slow
 def test_beats__frozen_and_killed_leader(beatshop: Beatshop) -> None:
     """A leader that is resumed after its session, and the leader after a killed one, send no run twice.
@@ -300,6 +302,7 @@ def test_beats__frozen_and_killed_leader(beatshop: Beatshop) -> None:
     assert beatshop.sent("hourly") == [first.pid]
 
 
+@pytest.mark.shows("faults#the-leader-ends-freezes-or-loses-zookeeper")
 @pytest.mark.slow
 def test_beats__without_zookeeper(beatshop: Beatshop) -> None:
     """A beat without ZooKeeper waits for it; a beat that loses it sends nothing until it is back."""
@@ -350,6 +353,7 @@ def test_beats__embedded_in_a_worker(beatshop: Beatshop) -> None:
     assert worker.wait(scaled(TIMEOUT)) == 0
 
 
+@pytest.mark.shows("faults#the-clock-of-a-beat-is-wrong")
 @pytest.mark.slow
 def test_beats__clock_ahead(beatshop: Beatshop) -> None:
     """A leader whose clock is an hour ahead does not silence the next leaders."""
@@ -369,6 +373,7 @@ def test_beats__clock_ahead(beatshop: Beatshop) -> None:
     assert "event=beat_sent_in_the_future" not in first.written
 
 
+@pytest.mark.shows("faults#a-beat-cannot-reach-the-broker")
 @pytest.mark.slow
 def test_beats__broker_out_of_reach_of_one(beatshop: Beatshop) -> None:
     """A leader that cannot reach the broker gives up the lead, and joins the queue again when it can."""
@@ -429,6 +434,7 @@ def record(**sent: float) -> bytes:
     return json.dumps({"token": 1, "sent": sent}).encode()
 
 
+@pytest.mark.shows("faults#the-leader-ends-freezes-or-loses-zookeeper")
 def test_claim__two_leaders(lock: Lock, sends: Sends) -> None:
     """A beat that leads no more claims nothing, whether the next one has claimed or not."""
     sends.claim("e")
@@ -446,6 +452,7 @@ def test_claim__two_leaders(lock: Lock, sends: Sends) -> None:
     assert (reader.sent.get("e"), reader.sent.get("f")) == (other.sent.get("e"), None)
 
 
+@pytest.mark.shows("faults#the-leader-ends-freezes-or-loses-zookeeper")
 def test_take_over__while_it_claims(lock: Lock, sends: Sends, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that the leader before claims between the read and the write of the next one is not lost."""
     other = sends_of(lock, 2)
@@ -589,6 +596,7 @@ def test_take_over__nonsense(server: ZooKeeperServer, lock: Lock, junk: bytes) -
     assert sends.sent.get("e") is not None
 
 
+@pytest.mark.shows("faults#the-clock-of-a-beat-is-wrong")
 @pytest.mark.parametrize("ahead", [2 * MAX_SKEW, HOUR, 10 * 365 * 24 * HOUR])
 def test_last__from_the_future(
     server: ZooKeeperServer, lock: Lock, caplog: pytest.LogCaptureFixture, ahead: float
@@ -616,6 +624,7 @@ def test_last__little_ahead(server: ZooKeeperServer, lock: Lock, caplog: pytest.
     assert events(caplog, "WARNING", "ERROR") == []
 
 
+@pytest.mark.shows("faults#an-entry-leaves-the-schedule-and-comes-back")
 @pytest.mark.parametrize(("missing", "is_kept"), [(KEEP_GONE - 60, True), (KEEP_GONE + 60, False)])
 def test_reconcile__missing(lock: Lock, sends: Sends, clocks: Clocks, missing: float, is_kept: bool) -> None:
     """An entry that is missing goes on when it comes back, unless a leader began long after its last run."""
@@ -801,6 +810,7 @@ def test_lead__nothing_returned(make_scheduler: MakeScheduler, monkeypatch: pyte
     assert scheduler.tick() == 0.0
 
 
+@pytest.mark.shows("faults#the-clock-of-a-beat-is-wrong")
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
 def test_lead__after_another_clock(
     app: Celery, make_scheduler: MakeScheduler, clocks: Clocks, caplog: pytest.LogCaptureFixture, ahead: float
@@ -832,6 +842,7 @@ def test_lead__schedule_file_from_the_future(app: Celery, tmp_path: Path) -> Non
     scheduler.close()
 
 
+@pytest.mark.shows("faults#an-entry-leaves-the-schedule-and-comes-back")
 @pytest.mark.parametrize(
     ("gone", "sends"), [(KEEP_GONE + HOUR, []), (2 * HOUR, ["hourly"])], ids=["removed", "rollout"]
 )
@@ -890,6 +901,7 @@ def out_of_reach(*_args: Any, **_options: Any) -> None:
     raise OperationalError("the connection was reset")
 
 
+@pytest.mark.shows("faults#a-beat-cannot-reach-the-broker")
 def test_broker__cannot_be_reached(app: Celery, make_scheduler: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """A leader that cannot reach the broker claims nothing, and joins the queue again when it can."""
     app.conf.beat_schedule = {"often": {"task": "often", "schedule": 0.1}}
@@ -910,6 +922,7 @@ def test_broker__cannot_be_reached(app: Celery, make_scheduler: MakeScheduler, m
     wait_until(lambda: first.tick() or led.sent, 10.0, "sent")
 
 
+@pytest.mark.shows("faults#a-beat-cannot-reach-the-broker")
 def test_broker__breaks_off(app: Celery, make_scheduler: MakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry that could not be sent, because the broker went away after the claim, is sent when it is back."""
     scheduler = make_scheduler()
@@ -955,6 +968,7 @@ def test_broker__breaks_off_once(make_scheduler: MakeScheduler) -> None:
     assert not led.schedule["hourly"].is_due()[0]
 
 
+@pytest.mark.shows("faults#a-beat-cannot-reach-the-broker")
 def test_broker__breaks_off_each_time(
     app: Celery, make_scheduler: MakeScheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1091,6 +1105,7 @@ def test_broker__row_of_a_database(make_scheduler: MakeScheduler) -> None:
     assert saved == [(before, 2)]
 
 
+@pytest.mark.shows("faults#the-leader-ends-freezes-or-loses-zookeeper")
 def test_tick__claimed_by_another(app: Celery, make_scheduler: MakeScheduler) -> None:
     """A leader that does not know yet that it has lost the lead sends nothing, and steps down."""
     app.conf.beat_schedule = {"often": {"task": "often", "schedule": 0.1}}

@@ -70,6 +70,7 @@ def test_waiting_task_may_expire(open_workshop: Any, key: str) -> None:
         assert [workshop.result(task)["key"] for task in (first, second)] == [key, key]
 
 
+@pytest.mark.shows("faults#a-call-was-skipped-for-a-waiter-that-ends")
 @pytest.mark.xdist_group("rabbitmq")
 def test_worker_dies_while_its_task_waits(open_workshop: Any, rabbitmq: RabbitMQ, key: str) -> None:
     """A task that is delivered again runs: it is not skipped for the node that its dead worker has left."""

@@ -28,6 +28,7 @@ def workshop(open_workshop: Any) -> Iterator[Any]:
         yield workshop
 
 
+@pytest.mark.shows("guarantees#no-way-out-leaves-a-node")
 def test_soft_time_limit__while_waiting(workshop: Any, key: str) -> None:
     """A soft time limit that is raised while a task waits for a lock leaves no node."""
     held = workshop.other_client.take(key)
@@ -49,6 +50,7 @@ def test_soft_time_limit__while_waiting_for_the_decorator(workshop: Any, key: st
     assert workshop.notes(f"{key}:run") == []
 
 
+@pytest.mark.shows("guarantees#no-way-out-leaves-a-node")
 def test_soft_time_limit__while_holding(workshop: Any, key: str) -> None:
     """A soft time limit that is raised while a task holds a lock releases the lock."""
     task = workshop.send("hold_softly", key, f"{key}:gate", soft_time_limit=TIME_LIMIT)
@@ -57,6 +59,7 @@ def test_soft_time_limit__while_holding(workshop: Any, key: str) -> None:
     workshop.wait_empty(key)
 
 
+@pytest.mark.shows("guarantees#the-end-of-a-process-frees-its-locks")
 def test_hard_time_limit__frees_the_lock(workshop: Any, key: str) -> None:
     """The lock of a task that its hard time limit kills is free when its session ends."""
     task = workshop.send("hold", key, f"{key}:gate", time_limit=TIME_LIMIT)
@@ -66,6 +69,7 @@ def test_hard_time_limit__frees_the_lock(workshop: Any, key: str) -> None:
     assert workshop.result(workshop.send("shared_below", key))["key"] == key
 
 
+@pytest.mark.shows("guarantees#the-end-of-a-process-frees-its-locks")
 def test_killed_child__frees_the_lock(workshop: Any, key: str) -> None:
     """The lock of a killed child is free when its session ends, and the next waiter gets it."""
     task = workshop.send("hold", key, f"{key}:gate")
@@ -92,6 +96,7 @@ def test_redelivered__waits_for_its_own_dead_node(workshop: Any, key: str) -> No
     assert workshop.board.get(f"{key}:gate:deliveries") == "2"
 
 
+@pytest.mark.shows("guarantees#the-end-of-a-process-frees-its-locks")
 def test_max_tasks_per_child__frees_sessions_at_once(open_workshop: Any, key: str) -> None:
     """A child that has run its maximum of tasks closes its session, long before the session would time out."""
     patient = 30.0
@@ -105,6 +110,7 @@ def test_max_tasks_per_child__frees_sessions_at_once(open_workshop: Any, key: st
         assert sessions[0] != sessions[1]
 
 
+@pytest.mark.shows("guarantees#the-end-of-a-process-frees-its-locks")
 def test_killed_worker__frees_its_locks(open_workshop: Any, key: str) -> None:
     """The locks of a worker that is killed with all its children are free when their sessions end."""
     with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=False) as workshop:

@@ -93,6 +93,7 @@ def occupy(workshop: Any, gate: str, count: int) -> None:
     wait_until(lambda: len(broker_audit.ask(workshop, "active")) >= count, TIMEOUT, "the worker knows that they run")
 
 
+@pytest.mark.shows("faults#the-brokers-connections-are-cut")
 def test_cuts_under_load__every_task_runs(
     workshop: Any, rabbitmq_or_redis: RabbitMQ | None, unacknowledged: str, key: str
 ) -> None:
@@ -120,6 +121,7 @@ def test_cuts_under_load__every_task_runs(
     broker_audit.assert_as_before(workshop, key, prefetch=SLOTS * MULTIPLIER, slots=SLOTS)
 
 
+@pytest.mark.shows("faults#the-brokers-connections-are-cut")
 def test_cut_after_grant__lock_is_free(workshop: Any, rabbitmq_or_redis: RabbitMQ | None, gate: bool, key: str) -> None:
     """A task that Celery drops on its way into a full pool is delivered again and runs, and its lock is free then."""
     occupy(workshop, f"{key}:busy", SLOTS)
@@ -138,6 +140,7 @@ def test_cut_after_grant__lock_is_free(workshop: Any, rabbitmq_or_redis: RabbitM
     broker_audit.assert_as_before(workshop, key, prefetch=SLOTS * MULTIPLIER, slots=SLOTS)
 
 
+@pytest.mark.shows("faults#the-brokers-connections-are-cut")
 def test_cut_with_parked_tasks__prefetch_count(
     workshop: Any, rabbitmq_or_redis: RabbitMQ | None, gate: bool, key: str
 ) -> None:

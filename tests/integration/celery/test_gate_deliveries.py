@@ -29,6 +29,7 @@ def nodes_made(workshop: Any, key: str) -> int:
     return max((int(node[-10:]) + 1 for node in workshop.nodes(key)), default=0)
 
 
+@pytest.mark.shows("faults#the-broker-counts-deliveries")
 @pytest.mark.slow
 @pytest.mark.xdist_group("rabbitmq")
 @WITH_AND_WITHOUT
@@ -55,6 +56,7 @@ def test_delivery_limit__no_task_is_lost(open_workshop: Any, rabbitmq: RabbitMQ,
         broker_audit.assert_as_before(workshop, key, prefetch=20, slots=2)
 
 
+@pytest.mark.shows("faults#a-message-may-live-in-its-queue-for-less-time-than-its-task-waits")
 @pytest.mark.xdist_group("rabbitmq")
 @pytest.mark.parametrize("policy", [True, False], ids=["queue", "message"])
 def test_expiry__no_task_is_lost(open_workshop: Any, rabbitmq: RabbitMQ, policy: bool, key: str) -> None:
@@ -88,6 +90,7 @@ def fill_up(workshop: Any, key: str) -> int:
     return sent
 
 
+@pytest.mark.shows("faults#the-broker-refuses-a-message")
 @pytest.mark.xdist_group("rabbitmq")
 def test_full_queue__no_task_is_lost(open_workshop: Any, rabbitmq: RabbitMQ, key: str) -> None:
     """A task that goes back while the broker refuses messages for its queue is not lost, and runs later."""
@@ -111,6 +114,7 @@ def test_full_queue__no_task_is_lost(open_workshop: Any, rabbitmq: RabbitMQ, key
         workshop.wait_empty(key, TIMEOUT)
 
 
+@pytest.mark.shows("faults#the-broker-refuses-a-message")
 @pytest.mark.xdist_group("rabbitmq")
 @WITH_AND_WITHOUT
 def test_full_queue__retried_task_fails(open_workshop: Any, rabbitmq: RabbitMQ, gate: bool, key: str) -> None:
@@ -128,6 +132,7 @@ def test_full_queue__retried_task_fails(open_workshop: Any, rabbitmq: RabbitMQ, 
         assert type(workshop.outcome(task)).__name__ in {kind.__name__ for kind in REFUSED}
 
 
+@pytest.mark.shows("faults#the-broker-does-not-answer-as-in-an-alarm")
 @pytest.mark.xdist_group("rabbitmq")
 @WITH_AND_WITHOUT
 def test_alarm__retried_task_leaves_its_slot(open_workshop: Any, rabbitmq: RabbitMQ, gate: bool, key: str) -> None:
@@ -149,6 +154,7 @@ def test_alarm__retried_task_leaves_its_slot(open_workshop: Any, rabbitmq: Rabbi
         wait_until(lambda: workshop.notes(f"{key}:run"), TIMEOUT, "the task has run")
 
 
+@pytest.mark.shows("faults#the-broker-delivers-messages-again-after-a-time")
 @WITH_AND_WITHOUT
 @pytest.mark.parametrize("broker_name", BROKERS)
 def test_timeout__over_all_deliveries(
@@ -175,6 +181,7 @@ def test_timeout__over_all_deliveries(
         broker_audit.assert_as_before(workshop, key, prefetch=10, slots=1)
 
 
+@pytest.mark.shows("guarantees#that-clocks-are-right", "faults#the-clocks-of-workers-differ")
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["ahead", "behind"])
 @pytest.mark.parametrize("broker_name", BROKERS)
 def test_timeout__another_clock(
@@ -204,6 +211,7 @@ def test_timeout__another_clock(
         assert broker_audit.entries(workshop, f"{key}:bounded") == []
 
 
+@pytest.mark.shows("guarantees#that-clocks-are-right", "faults#the-clocks-of-workers-differ")
 @WITH_AND_WITHOUT
 def test_retry__another_clock(open_workshop: Any, gate: bool, key: str) -> None:
     """A task that comes back to a host whose clock is ahead has waited no longer for that, and is sent again."""
@@ -255,6 +263,7 @@ def test_warm_shutdown__order_of_waiting_tasks(
         broker_audit.assert_as_before(workshop, key, prefetch=1, slots=1)
 
 
+@pytest.mark.shows("faults#the-broker-delivers-messages-again-after-a-time")
 @pytest.mark.parametrize("broker_name", BROKERS)
 def test_come_of_age__order_of_waiting_tasks(
     open_workshop: Any, request: pytest.FixtureRequest, broker_name: str, key: str

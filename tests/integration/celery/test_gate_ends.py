@@ -37,6 +37,7 @@ def workshop(open_workshop: Any) -> Iterator[Any]:
         yield workshop
 
 
+@pytest.mark.shows("guarantees#the-end-of-a-process-frees-its-locks")
 @pytest.mark.parametrize("how", ["succeed", "fail", "retry", "ignore", "reject", "exit", "die"])
 def test_end__frees_the_lock(workshop: Any, key: str, how: str) -> None:
     """A task that ends by itself, in any way, frees its lock, and the next waiter runs."""
@@ -57,6 +58,7 @@ def test_soft_time_limit__frees_the_lock(workshop: Any, key: str) -> None:
     workshop.wait_empty(key, SOON)
 
 
+@pytest.mark.shows("guarantees#the-end-of-a-process-frees-its-locks")
 def test_hard_time_limit__frees_the_lock_of_the_dead(workshop: Any, key: str) -> None:
     """A hard time limit frees the lock when the child has ended, even if the child ignores SIGTERM."""
     task = workshop.send("hold_stubbornly", key, f"{key}:gate", time_limit=TIME_LIMIT)
@@ -66,6 +68,7 @@ def test_hard_time_limit__frees_the_lock_of_the_dead(workshop: Any, key: str) ->
     assert isinstance(workshop.outcome(task), TimeLimitExceeded)
 
 
+@pytest.mark.shows("guarantees#the-end-of-a-process-frees-its-locks")
 def test_killed_child__frees_the_lock(workshop: Any, key: str) -> None:
     """The lock of a child that is killed is free at once, before Celery reports the child as lost."""
     workshop.send("hold", key, f"{key}:gate")
@@ -77,6 +80,7 @@ def test_killed_child__frees_the_lock(workshop: Any, key: str) -> None:
     workshop.wait_empty(key, SOON)
 
 
+@pytest.mark.shows("faults#a-child-is-killed-and-the-system-does-not-tell-of-its-end")
 def test_killed_child__frees_the_lock_in_a_container(open_workshop: Any, key: str) -> None:
     """The same where the worker must not wait for the end of a process (`pidfd_open`)."""
     environment = {**LATE, "WORKSHOP_REFUSE_PIDFD": "1"}

@@ -112,6 +112,7 @@ def states(workshop: Any) -> list[str]:
     return [each["state"] for each in broker_audit.ask(workshop, "zklocks")]
 
 
+@pytest.mark.shows("faults#the-lock-is-lost-when-the-body-has-ended-and-the-main-process-does-not-know-of-the-end")
 def test_lost__after_the_body(open_workshop: Any, key: str) -> None:
     """A child whose body has ended is not killed for a later loss, also if the main process has not read of the end."""
     with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT) as workshop:

@@ -125,6 +125,7 @@ def test_granted_without_a_slot__lets_others(workshop: Any, key: str) -> None:
     workshop.wait_empty(key)
 
 
+@pytest.mark.shows("faults#all-slots-are-busy-when-the-lock-is-granted")
 def test_granted_without_a_slot__many(workshop: Any, key: str) -> None:
     """Many tasks whose locks are granted while the pool is busy pass the lock on together, not one after the other."""
     count = 20

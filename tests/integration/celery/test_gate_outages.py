@@ -72,6 +72,7 @@ def count_failures(sent: list[Any]) -> int:
     return sum(task.state == "FAILURE" for task in sent)
 
 
+@pytest.mark.shows("faults#zookeeper-cannot-be-reached-and-tasks-arrive")
 @pytest.mark.slow
 @WITH_AND_WITHOUT
 def test_short_outage__worker_leaves_tasks_to_others(
@@ -101,6 +102,7 @@ def test_short_outage__worker_leaves_tasks_to_others(
         broker_audit.assert_as_before(workshop, key, prefetch=1, slots=1)
 
 
+@pytest.mark.shows("faults#zookeeper-cannot-be-reached-and-tasks-arrive")
 @WITH_AND_WITHOUT
 def test_long_outage__slots_pace_the_failures(
     open_workshop: Any, server: ZooKeeperServer, gate: bool, key: str
@@ -142,6 +144,7 @@ def test_outage__node_names_the_child_later(open_workshop: Any, server: ZooKeepe
         workshop.wait_empty(key)
 
 
+@pytest.mark.shows("faults#zookeeper-cannot-be-reached-and-tasks-arrive")
 @pytest.mark.slow
 @WITH_AND_WITHOUT
 def test_outage_beyond_the_session__parked_tasks_stay(
@@ -180,6 +183,7 @@ def test_outage_beyond_the_session__parked_tasks_stay(
         broker_audit.assert_as_before(workshop, key, prefetch=4, slots=1)
 
 
+@pytest.mark.shows("faults#the-main-process-is-stopped-while-a-granted-task-waits-for-a-slot")
 @WITH_AND_WITHOUT
 def test_main_process_stopped__no_body_begins_with_a_lost_lock(open_workshop: Any, gate: bool, key: str) -> None:
     """A lock that is lost between its grant and the slot is acquired again before the body begins."""

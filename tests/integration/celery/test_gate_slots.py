@@ -63,6 +63,7 @@ def wait_for(moment: datetime) -> None:
     wait_until(lambda: datetime.now(UTC) > moment, TIMEOUT, f"it is {moment}")
 
 
+@pytest.mark.shows("faults#a-step-of-the-gate-raises-an-error")
 @WITH_AND_WITHOUT
 def test_error_between_grant_and_pool__slot_is_returned(
     open_workshop: Any, result_backend: Redis, with_results: dict[str, str], gate: bool, key: str
@@ -92,6 +93,7 @@ def test_error_between_grant_and_pool__slot_is_returned(
         )
 
 
+@pytest.mark.shows("faults#a-step-of-the-gate-raises-an-error")
 @pytest.mark.slow
 @WITH_AND_WITHOUT
 def test_error_of_one_request__others_time_out(
@@ -116,6 +118,7 @@ def test_error_of_one_request__others_time_out(
         workshop.wait_count(other, 1, SOON)
 
 
+@pytest.mark.shows("faults#all-slots-are-busy-when-the-lock-is-granted")
 @WITH_AND_WITHOUT
 def test_busy_worker__granted_task_has_the_next_slot(open_workshop: Any, gate: bool, key: str) -> None:
     """The first in the queue runs although its worker is busy and others contend for the same lock all the time."""
@@ -177,6 +180,7 @@ def test_busy_worker__asks_for_no_lock(open_workshop: Any, key: str) -> None:
 
 
 # One task, or one kilobyte, of which each task uses more.
+@pytest.mark.shows("faults#the-pool-replaces-its-children-after-some-tasks")
 @pytest.mark.parametrize("limit", ["CELERY_WORKER_MAX_TASKS_PER_CHILD", "CELERY_WORKER_MAX_MEMORY_PER_CHILD"])
 def test_children_replaced__no_more_tasks_than_children(open_workshop: Any, limit: str, key: str) -> None:
     """In a pool that replaces its children a lock is not taken for a task that no child could begin."""
@@ -198,6 +202,7 @@ def test_children_replaced__no_more_tasks_than_children(open_workshop: Any, limi
         workshop.result(locked)
 
 
+@pytest.mark.shows("faults#the-pool-replaces-its-children-after-some-tasks")
 def test_children_replaced__place_is_kept(open_workshop: Any, key: str) -> None:
     """A task whose lock is granted while its child starts keeps it, however long the start takes."""
     start = f"{key}:start"
@@ -220,6 +225,7 @@ def test_children_replaced__place_is_kept(open_workshop: Any, key: str) -> None:
         assert workshop.result(task)["key"] == key
 
 
+@pytest.mark.shows("faults#all-slots-are-busy-when-the-lock-is-granted")
 @WITH_AND_WITHOUT
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_body_wants_the_lock__gets_it(open_workshop: Any, pool: str, gate: bool, key: str) -> None:
@@ -241,6 +247,7 @@ def test_body_wants_the_lock__gets_it(open_workshop: Any, pool: str, gate: bool,
             assert broker_audit.ask(workshop, "zklock_gate")["gate"] is False
 
 
+@pytest.mark.shows("faults#all-slots-are-busy-when-the-lock-is-granted")
 @WITH_AND_WITHOUT
 def test_body_in_a_thread__runs(open_workshop: Any, gate: bool, key: str) -> None:
     """A task whose body runs in another thread of the child runs, and its lock is free afterwards."""

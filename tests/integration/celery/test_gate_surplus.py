@@ -23,6 +23,7 @@ def given_back(workshop: Any) -> int:
     return int(broker_audit.ask(workshop, "zklock_gate")["given_back"])
 
 
+@pytest.mark.shows("faults#one-worker-has-the-locks-of-many-tasks-and-no-slots-for-them")
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 @pytest.mark.parametrize("broker_name", BROKERS)
 def test_granted_together__idle_worker_has_some(

@@ -44,6 +44,7 @@ def limited(request: pytest.FixtureRequest, broker_name: str) -> Iterator[Any]:
     rabbitmq.limit_acknowledgement()
 
 
+@pytest.mark.shows("faults#the-broker-delivers-messages-again-after-a-time")
 @WITH_AND_WITHOUT
 @pytest.mark.parametrize("broker_name", BROKERS)
 def test_readers_behind_a_writer__run_once(
@@ -76,6 +77,7 @@ def test_readers_behind_a_writer__run_once(
         broker_audit.assert_as_before(workshop, key, prefetch=1, slots=1)
 
 
+@pytest.mark.shows("faults#the-broker-delivers-messages-again-after-a-time")
 @WITH_AND_WITHOUT
 def test_countdown_before_the_queue__runs_once(
     open_workshop: Any, environment: dict[str, str], unacknowledged: str, gate: bool, key: str
@@ -94,6 +96,7 @@ def test_countdown_before_the_queue__runs_once(
         assert broker_audit.more_than_once(workshop, f"{key}:journal") == {}
 
 
+@pytest.mark.shows("faults#the-broker-delivers-messages-again-after-a-time")
 @WITH_AND_WITHOUT
 def test_killed_worker__others_have_the_rest(open_workshop: Any, unacknowledged: str, gate: bool, key: str) -> None:
     """A worker takes no more tasks of a key than a setting allows: if it dies, other workers can run the rest."""

@@ -12,6 +12,7 @@ import pytest
 pytestmark = pytest.mark.celery
 
 
+@pytest.mark.shows("faults#a-child-with-threads-is-ended-in-a-pool-without-an-event-loop")
 def test_end__with_another_thread() -> None:
     """The answer to the last word of a child with several threads does not end it under the lock of the queue."""
     command = [sys.executable, "-m", "tests.integration.celery.pool_without_loop"]

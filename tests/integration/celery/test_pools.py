@@ -81,6 +81,7 @@ def test_skip__is_the_result(workshop: Any, key: str) -> None:
     assert workshop.result(workshop.send("skip", key))["key"] == key
 
 
+@pytest.mark.shows("guarantees#the-end-of-a-process-frees-its-locks")
 def test_warm_shutdown__frees_sessions_at_once(workshop: Any, key: str) -> None:
     """A worker that is shut down closes its sessions and frees their locks, long before they would time out."""
     session = workshop.result(workshop.send("leak", key))

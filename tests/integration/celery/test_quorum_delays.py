@@ -77,6 +77,7 @@ def left(rabbitmq: RabbitMQ, workshop: Any) -> dict[str, int]:
     }
 
 
+@pytest.mark.shows("faults#rabbitmq-delays-a-message-several-times")
 def test_conflict__comes_back(workshop: Any, rabbitmq: RabbitMQ, key: str) -> None:
     """Tasks that find their lock taken, by the default policy, come back again and again, and all of them run."""
     workshop.other_client.take(key)
@@ -91,6 +92,7 @@ def test_conflict__comes_back(workshop: Any, rabbitmq: RabbitMQ, key: str) -> No
     wait_until(lambda: left(rabbitmq, workshop) == {}, TIMEOUT, "the broker has no message")
 
 
+@pytest.mark.shows("faults#rabbitmq-delays-a-message-several-times")
 @pytest.mark.slow
 def test_outage__comes_back(workshop: Any, server: ZooKeeperServer, rabbitmq: RabbitMQ, key: str) -> None:
     """Tasks that do not find ZooKeeper, by the default policy, come back again and again, and all of them run."""
@@ -106,6 +108,7 @@ def test_outage__comes_back(workshop: Any, server: ZooKeeperServer, rabbitmq: Ra
     wait_until(lambda: left(rabbitmq, workshop) == {}, TIMEOUT, "the broker has no message")
 
 
+@pytest.mark.shows("faults#rabbitmq-delays-a-message-several-times")
 def test_conflict__many_short_delays(workshop: Any, key: str) -> None:
     """A delay that is shorter than RabbitMQ's shortest one is a second or more, any number of times."""
     workshop.other_client.take(key)

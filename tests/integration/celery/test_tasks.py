@@ -56,6 +56,7 @@ def test_task__holds(workshop: Any, key: str, name: str) -> None:
 # The main process.
 
 
+@pytest.mark.shows("guarantees#forked-children-hold-nothing")
 def test_main_process__connected_before_the_fork(workshop: Any, key: str) -> None:
     """A lock of the main process is not inherited: a child finds it taken, can acquire others, and does not free it."""
     main = workshop.worker.pid

@@ -284,6 +284,7 @@ def test_queue__unknown(delivery: Delivery) -> None:
         assert "queue" not in delivery.options
 
 
+@pytest.mark.shows("faults#several-queues-are-bound-to-the-exchange-of-a-task")
 @pytest.mark.parametrize(
     ("kind", "routing_key"),
     [

@@ -39,6 +39,7 @@ def take_all(pool: Pool) -> list[Held]:
     return [held for begin in range(0, COUNT, TOGETHER) for held in asyncio.run(take(begin))]
 
 
+@pytest.mark.shows("faults#a-process-has-thousands-of-locks")
 @pytest.mark.timeout(900)
 def test_many_locks(make_pool: MakePool) -> None:
     """The servers follow their leader after the end of the process, and start again with what they have written."""

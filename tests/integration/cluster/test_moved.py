@@ -172,6 +172,7 @@ class Stage:
             later.release(wait=True)
 
 
+@pytest.mark.shows("faults#a-session-moves-to-another-server-of-the-ensemble")
 @pytest.mark.parametrize("move", [cut_off, follower_killed, leader_killed])
 def test_session_moved__every_kind(
     ensemble: Ensemble,
@@ -203,6 +204,7 @@ def test_session_moved__every_kind(
         wait_until(lambda: not any(stage.look(observer).values()))
 
 
+@pytest.mark.shows("faults#the-reply-to-a-create-is-lost", "faults#a-session-moves-to-another-server-of-the-ensemble")
 @pytest.mark.parametrize("key", ["k", ["k", "l"]], ids=["one", "several"])
 def test_create_reply__lost_with_its_server(
     ensemble: Ensemble,

@@ -181,12 +181,14 @@ def lost_before_another_holds(peers: Peers, node: ZooKeeper, disturb: Disturb, t
         peers.heal()
 
 
+@pytest.mark.shows("guarantees#at-most-one-holder-whose-lease-runs", "faults#servers-are-cut-off-from-each-other")
 @pytest.mark.parametrize("disturb", AT_FOLLOWER)
 def test_follower(peers: Peers, timeouts: tuple[float, float, int], disturb: Disturb) -> None:
     """The holder's server is a follower."""
     lost_before_another_holds(peers, peers.follower(), disturb, timeouts[0])
 
 
+@pytest.mark.shows("guarantees#at-most-one-holder-whose-lease-runs", "faults#servers-are-cut-off-from-each-other")
 @pytest.mark.parametrize("disturb", AT_LEADER)
 def test_leader(peers: Peers, timeouts: tuple[float, float, int], disturb: Disturb) -> None:
     """The holder's server is the leader, and the others elect another one."""

@@ -144,6 +144,7 @@ def test_strays__are_there(split: Split) -> None:
             assert node is split.odd or not set(names(node, lock)) & set(shown)
 
 
+@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 @pytest.mark.parametrize("lock", ["exclusive", "write", "read", "semaphore"])
 def test_wait(split: Split, at_the_odd_one: Callable[[], Pool], caplog: pytest.LogCaptureFixture, lock: str) -> None:
     """Who waits behind nodes that only its own server has goes to another server, and has the lock."""
@@ -155,6 +156,7 @@ def test_wait(split: Split, at_the_odd_one: Callable[[], Pool], caplog: pytest.L
         assert len(names(split.odd, lock)) > len(STRAYS[lock][0])
 
 
+@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 def test_wait__strict(split: Split, at_the_odd_one: Callable[..., Pool]) -> None:
     """Where the loss of a connection is the loss of its locks, one who only waits leaves too."""
     pool = at_the_odd_one(strict=True)
@@ -162,12 +164,14 @@ def test_wait__strict(split: Split, at_the_odd_one: Callable[..., Pool]) -> None
         assert pool.session("/").wire.server != split.odd.hosts
 
 
+@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 def test_wait__several_keys(split: Split, at_the_odd_one: Callable[[], Pool]) -> None:
     """A stray in one queue of several is as bad."""
     with Lock(["free", "several"], at_the_odd_one()).acquire(timeout=TIMEOUT):
         assert len(names(split.odd, "several")) == 2
 
 
+@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 def test_wait__in_the_second_place(split: Split, at_the_odd_one: Callable[[], Pool], make_pool: MakePool) -> None:
     """A waiter watches the node before the last one; if that is the stray, nobody tells it that the last is gone."""
     elsewhere = make_pool(split.ensemble.leader().hosts, root=ROOT, session_timeout=40.0, connect_timeout=20.0)
@@ -178,6 +182,7 @@ def test_wait__in_the_second_place(split: Split, at_the_odd_one: Callable[[], Po
     waiter.result(TIMEOUT).release()
 
 
+@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 def test_try(split: Split, at_the_odd_one: Callable[[], Pool]) -> None:
     """A lock that only a stray has is not taken for ever, also for those who never wait."""
     lock = Lock("try", at_the_odd_one())
@@ -192,6 +197,7 @@ def test_try(split: Split, at_the_odd_one: Callable[[], Pool]) -> None:
     wait_until(attempt, TIMEOUT)
 
 
+@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 def test_wait__behind_a_holder(split: Split, make_pool: MakePool, caplog: pytest.LogCaptureFixture) -> None:
     """Who waits behind a lock that is really held stays where it is."""
     pools = [make_pool(split.ensemble.leader().hosts, root=ROOT, session_timeout=SESSION_TIMEOUT) for _ in range(2)]

@@ -137,6 +137,7 @@ async def request(form: str, name: str, *, disconnects: bool) -> None:
     await handler({**scope, "query_string": f"name={name}".encode(), "http_version": "1.1"}, receive, send)
 
 
+@pytest.mark.shows("guarantees#a-hold-follows-the-work-into-threads")
 @pytest.mark.parametrize("form", FORMS)
 def test_disconnect(database: str, ensemble: Ensemble, settings: Any, form: str) -> None:
     """The next holder reads what the thread of a cancelled view has written."""

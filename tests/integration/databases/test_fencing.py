@@ -89,6 +89,7 @@ def test_update(accounts: QuerySet[Account]) -> None:
     assert balances(accounts) == [22, 21]
 
 
+@pytest.mark.shows("guarantees#a-fenced-write-is-refused-when-it-is-late")
 def test_update__stale(accounts: QuerySet[Account]) -> None:
     """A late holder is refused, and of many rows none is changed if one is stale."""
     with (
@@ -120,6 +121,7 @@ def test_update__of_different_values(accounts: QuerySet[Account]) -> None:
     assert balances(accounts) == [1, 99]
 
 
+@pytest.mark.shows("guarantees#a-fenced-write-is-refused-when-it-is-late")
 def test_update__other_rows_decide(accounts: QuerySet[Account]) -> None:
     """Rows are not found by a join or a subquery: after the update that may no longer find what was stale."""
     for account in accounts:
@@ -140,6 +142,7 @@ def test_update__other_rows_decide(accounts: QuerySet[Account]) -> None:
         assert fenced_update(accounts.filter(pk__in=[]), balance=2) == 0
 
 
+@pytest.mark.shows("guarantees#a-fenced-write-is-refused-when-it-is-late")
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_update__waits_for_the_row(accounts: QuerySet[Account]) -> None:
     """A statement that waits for a later holder's compares what that has written, and not what it had found."""
@@ -178,6 +181,7 @@ def test_update__claims(accounts: QuerySet[Account]) -> None:
     assert balances(accounts) == [15, 20]
 
 
+@pytest.mark.shows("guarantees#a-fenced-write-is-refused-when-it-is-late")
 @pytest.mark.parametrize("database", ["mariadb"], indirect=True)
 def test_update__repeatable_read(accounts: QuerySet[Account]) -> None:
     """A transaction that began before the later holder has written is refused too, and is told."""
@@ -212,6 +216,7 @@ def test_save(accounts: QuerySet[Account]) -> None:
         assert accounts.get(name="Barbara").fence == held.token
 
 
+@pytest.mark.shows("guarantees#a-fenced-write-is-refused-when-it-is-late")
 @pytest.mark.parametrize("options", [{}, {"update_fields": ["balance"]}, {"force_update": True}])
 def test_save__stale(options: dict[str, Any], accounts: QuerySet[Account]) -> None:
     """A late holder is refused, whatever is saved, and no second row is made."""
@@ -225,6 +230,7 @@ def test_save__stale(options: dict[str, Any], accounts: QuerySet[Account]) -> No
     assert balances(accounts) == [99, 20]
 
 
+@pytest.mark.shows("guarantees#a-fenced-write-is-refused-when-it-is-late")
 @pytest.mark.parametrize("signal", [pre_save, post_save], ids=["before", "after"])
 def test_save__in_a_receiver(signal: ModelSignal, accounts: QuerySet[Account]) -> None:
     """A receiver may save the same instance, which is fenced as the rest of the outer save() is."""
@@ -249,6 +255,7 @@ def test_save__in_a_receiver(signal: ModelSignal, accounts: QuerySet[Account]) -
     assert saved == [ada]
 
 
+@pytest.mark.shows("guarantees#a-fenced-write-is-refused-when-it-is-late")
 def test_save__deleted(accounts: QuerySet[Account]) -> None:
     """What somebody has deleted since is not inserted again, and a copy is a new row."""
     ada = accounts.get(name="Ada")
@@ -264,6 +271,7 @@ def test_save__deleted(accounts: QuerySet[Account]) -> None:
     assert accounts.filter(name="Ada").count() == 1
 
 
+@pytest.mark.shows("guarantees#a-fenced-write-is-refused-when-it-is-late")
 def test_save__deleted_and_read_from_a_replica(accounts: QuerySet[Account], monkeypatch: pytest.MonkeyPatch) -> None:
     """So it is for an instance that a router has read from a replica; a copy for another database is a new row."""
     ada = accounts.get(name="Ada")
@@ -280,6 +288,7 @@ def test_save__deleted_and_read_from_a_replica(accounts: QuerySet[Account], monk
     assert accounts.filter(name="Ada").count() == 1
 
 
+@pytest.mark.shows("guarantees#a-fenced-write-is-refused-when-it-is-late")
 def test_save__deleted_with_its_parent(accounts: QuerySet[Account]) -> None:
     """So it is where the fence is in the table of a child, and the parent has none."""
     with isolate_apps("billing"):
@@ -434,6 +443,7 @@ def test_hold(accounts: QuerySet[Account], ensemble: Ensemble) -> None:
     lost.release()
 
 
+@pytest.mark.shows("guarantees#a-fenced-write-is-refused-when-it-is-late")
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_update__skips_no_stale_row(accounts: QuerySet[Account]) -> None:
     """A stale row that another transaction has locked is found, though the caller would skip it."""
@@ -478,6 +488,7 @@ def test_generation(accounts: QuerySet[Account], settings: Any) -> None:
 # Many at once.
 
 
+@pytest.mark.shows("guarantees#a-fenced-write-is-refused-when-it-is-late")
 @pytest.mark.timeout(max(120, WRITERS))
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_writers(accounts: QuerySet[Account], ensemble: Ensemble, django_db_blocker: DjangoDbBlocker) -> None:

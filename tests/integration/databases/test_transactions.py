@@ -62,6 +62,7 @@ def events(database: str, ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -
     signals.released.disconnect(released)
 
 
+@pytest.mark.shows("guarantees#the-lock-outlives-the-commit-where-that-is-asked-for")
 def test_commit(database: str, ensemble: Ensemble, events: list[str]) -> None:
     """The lock is held when its block has ended, and free after the commit, not before."""
     with transaction.atomic(database):
@@ -75,6 +76,7 @@ def test_commit(database: str, ensemble: Ensemble, events: list[str]) -> None:
     assert names(database) == ["Ada"]
 
 
+@pytest.mark.shows("guarantees#the-lock-outlives-the-commit-where-that-is-asked-for")
 def test_exception(database: str, ensemble: Ensemble, events: list[str]) -> None:
     """An exception, of the block or behind it, rolls back first."""
     for outside in (False, True):
@@ -100,6 +102,7 @@ def test_set_rollback(database: str, ensemble: Ensemble, events: list[str]) -> N
     ensemble.wait_empty(KEY)
 
 
+@pytest.mark.shows("guarantees#the-lock-outlives-the-commit-where-that-is-asked-for")
 def test_savepoint__rolled_back(database: str, ensemble: Ensemble, events: list[str]) -> None:
     """Only the outermost block counts: what an inner one does, the lock outlasts."""
     with transaction.atomic(database):
@@ -128,6 +131,7 @@ def test_hook__raises__robust(database: str, ensemble: Ensemble, events: list[st
     ensemble.wait_empty(KEY)
 
 
+@pytest.mark.shows("guarantees#the-lock-outlives-the-commit-where-that-is-asked-for")
 def test_hook__raises(database: str, ensemble: Ensemble, events: list[str]) -> None:
     """Django calls no hook behind one that raises, and keeps the rest in the traceback; the lock is free before."""
 
@@ -162,6 +166,7 @@ def test_commit__fails(database: str, ensemble: Ensemble, events: list[str], mon
     ensemble.wait_empty(KEY)
 
 
+@pytest.mark.shows("guarantees#the-lock-outlives-the-commit-where-that-is-asked-for")
 def test_connection__closed(database: str, ensemble: Ensemble, events: list[str]) -> None:
     """A connection that is closed in the middle commits nothing any more."""
     with transaction.atomic(database):
@@ -187,6 +192,7 @@ def kill(database: str) -> None:
             cursor.execute(f"KILL {number:d}")
 
 
+@pytest.mark.shows("guarantees#the-lock-outlives-the-commit-where-that-is-asked-for")
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 @pytest.mark.parametrize("notices", [True, False], ids=["query", "commit"])
 def test_connection__killed(notices: bool, database: str, ensemble: Ensemble, events: list[str]) -> None:
@@ -209,6 +215,7 @@ def test_connection__killed(notices: bool, database: str, ensemble: Ensemble, ev
     assert names(database) == []
 
 
+@pytest.mark.shows("guarantees#the-lock-outlives-the-commit-where-that-is-asked-for")
 @pytest.mark.parametrize("database", ["postgresql", "mariadb"], indirect=True)
 def test_connection__killed_and_caught(database: str, ensemble: Ensemble) -> None:
     """Where the code has caught the error, the lock is free when Django closes the connection, at the latest."""
@@ -225,6 +232,7 @@ def test_connection__killed_and_caught(database: str, ensemble: Ensemble) -> Non
     assert names(database) == []
 
 
+@pytest.mark.shows("guarantees#the-lock-outlives-the-commit-where-that-is-asked-for")
 def test_commit__interrupted(database: str, ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
     """A time limit that strikes in the middle of the commit leaves the lock until Django closes the connection."""
     connection = connections[database]
@@ -242,6 +250,7 @@ def test_commit__interrupted(database: str, ensemble: Ensemble, monkeypatch: pyt
     ensemble.wait_empty(KEY)
 
 
+@pytest.mark.shows("guarantees#the-lock-outlives-the-commit-where-that-is-asked-for")
 def test_several_databases(database: str, sqlite: str, postgresql: str, ensemble: Ensemble) -> None:
     """The lock is free when the last of several transactions has ended, however the others have."""
     other = postgresql if database == sqlite else sqlite
@@ -263,6 +272,7 @@ def test_no_transaction(database: str, ensemble: Ensemble) -> None:
     ensemble.wait_empty(KEY)
 
 
+@pytest.mark.shows("guarantees#the-lock-outlives-the-commit-where-that-is-asked-for")
 def test_again(database: str, ensemble: Ensemble, events: list[str]) -> None:
     """The same lock may be taken in a transaction as often as one likes, and is one hold more."""
     with transaction.atomic(database):
@@ -277,6 +287,7 @@ def test_again(database: str, ensemble: Ensemble, events: list[str]) -> None:
     ensemble.wait_empty(KEY)
 
 
+@pytest.mark.shows("guarantees#the-lock-outlives-the-commit-where-that-is-asked-for")
 def test_inside_and_outside(database: str, ensemble: Ensemble, events: list[str]) -> None:
     """Of two blocks and a transaction around one of them, whichever ends last releases the lock."""
     with zk_lock(KEY):
@@ -325,6 +336,7 @@ def test_atomic(database: str, ensemble: Ensemble, events: list[str]) -> None:
     assert names(database) == ["Ada"]
 
 
+@pytest.mark.shows("guarantees#the-lock-outlives-the-commit-where-that-is-asked-for")
 def test_atomic__lost(database: str, ensemble: Ensemble, events: list[str]) -> None:
     """A lock that is lost in the body is not followed by a commit."""
 
@@ -342,6 +354,7 @@ def test_atomic__lost(database: str, ensemble: Ensemble, events: list[str]) -> N
     assert names(database) == []
 
 
+@pytest.mark.shows("guarantees#the-lock-outlives-the-commit-where-that-is-asked-for")
 def test_atomic__lost_in_the_commit(
     database: str, ensemble: Ensemble, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,6 +398,7 @@ def view(_request: HttpRequest, database: str, status: int) -> HttpResponse:
 urlpatterns = [path("<str:database>/<int:status>", view)]
 
 
+@pytest.mark.shows("guarantees#the-lock-outlives-the-commit-where-that-is-asked-for")
 @pytest.mark.parametrize("status", [200, 500])
 def test_atomic_requests(
     status: int, database: str, ensemble: Ensemble, events: list[str], settings: Any, monkeypatch: pytest.MonkeyPatch

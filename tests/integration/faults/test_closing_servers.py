@@ -60,6 +60,7 @@ def refused(call: Callable[[], object]) -> str:
     return str(error)
 
 
+@pytest.mark.shows("faults#a-server-closes-the-connection-at-a-request")
 @pytest.mark.parametrize(
     ("opcode", "named"),
     [
@@ -86,6 +87,7 @@ def test_first_use(
     assert dropped.count(logging.WARNING) <= 2
 
 
+@pytest.mark.shows("faults#a-server-closes-the-connection-at-a-request")
 def test_later(server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals) -> None:
     """A request in the middle of a connection's life is found too, and the others go on when it is over."""
     pool = make_pool(session_timeout=LONG_SESSION)
@@ -118,6 +120,7 @@ def handshakes_only(listener: socket) -> None:
                 return
 
 
+@pytest.mark.shows("faults#a-server-closes-the-connection-at-a-request")
 def test_at_once(make_pool: MakePool) -> None:
     """A server that takes the session and closes before a request is named as such, and not asked without pauses."""
     with closing(create_server((LOOPBACK, 0))) as listener:
@@ -142,6 +145,7 @@ def test_doctor(server: ZooKeeperServer, refusals: Refusals, settings: Settings)
     assert f"{CLOSES} at createContainer" in findings["pool.sessions"].found
 
 
+@pytest.mark.shows("faults#a-load-balancer-closes-idle-connections")
 def test_idle(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """Where something between closes idle connections, the lock is kept, and a reconnect does not wait."""
     with Proxy(server.address) as proxy:
@@ -159,6 +163,7 @@ def test_idle(server: ZooKeeperServer, make_pool: MakePool) -> None:
         held.release(wait=True)
 
 
+@pytest.mark.shows("faults#a-load-balancer-closes-idle-connections")
 def test_load_balancer(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """Behind a load balancer that closes idle connections the lock is kept, and locks are taken meanwhile."""
     with HAProxy(server.hosts, idle=500) as balancer:
@@ -190,6 +195,7 @@ def test_proxy_without_server(make_pool: MakePool) -> None:
     assert "the server has closed the connection instead of accepting" in text
 
 
+@pytest.mark.shows("faults#a-server-demands-an-identity-or-answers-any-other-error")
 @pytest.mark.parametrize("opcode", ["createContainer", "create2", "multi", "sync", "getData"])
 def test_authentication_demanded(server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, opcode: str) -> None:
     """A server that demands an identity says so in its answer to any request: the error comes at once."""
@@ -209,6 +215,7 @@ def test_authentication_demanded(server: ZooKeeperServer, make_pool: MakePool, r
     assert connections(server) == 1
 
 
+@pytest.mark.shows("faults#a-server-demands-an-identity-or-answers-any-other-error")
 @pytest.mark.parametrize(
     ("code", "reason"),
     [

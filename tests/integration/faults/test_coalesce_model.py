@@ -261,6 +261,7 @@ class Model:
         ]
 
 
+@pytest.mark.shows("faults#a-call-was-skipped-for-a-waiter-that-ends")
 @pytest.mark.parametrize("seed", range(12))
 def test_every_call_is_followed_by_a_run(
     server: ZooKeeperServer, operator: Observer, make_pool: MakePool, seed: int

@@ -41,6 +41,7 @@ def numbers(server: ZooKeeperServer, lock: LockValue) -> list[int]:
     return [int(node[-10:]) for node in nodes(server, lock)]
 
 
+@pytest.mark.shows("faults#the-reply-to-a-create-is-lost")
 @pytest.mark.parametrize("lagging", [False, True], ids=["same-server", "lagging-follower"])
 def test_transaction_reply__cut_at_every_byte(server: ZooKeeperServer, make_pool: MakePool, lagging: bool) -> None:
     """Wherever the reply is cut, the one node in each queue that was made is found and held, and no other is made."""
@@ -72,6 +73,7 @@ def test_transaction_reply__cut_at_every_byte(server: ZooKeeperServer, make_pool
         sweep(make_pool, frame, visit)
 
 
+@pytest.mark.shows("faults#the-reply-to-a-create-is-lost")
 @pytest.mark.parametrize("lagging", [False, True], ids=["same-server", "lagging-follower"])
 def test_transaction_reply__cut_and_expired(server: ZooKeeperServer, pool: Pool, lagging: bool) -> None:
     """When the session ends as well, none of its nodes is taken for one of the new session."""

@@ -72,6 +72,7 @@ def delete_all(server: ZooKeeperServer, path: str) -> Callable[[], int]:
 # Replies.
 
 
+@pytest.mark.shows("guarantees#at-most-one-holder-whose-lease-runs", "faults#the-reply-to-a-create-is-lost")
 @pytest.mark.parametrize("lagging", [False, True], ids=["same-server", "lagging-follower"])
 def test_create_reply__cut_at_every_byte(server: ZooKeeperServer, make_pool: MakePool, lagging: bool) -> None:
     """Wherever the reply to the create is cut, the one node that was made is found and held."""
@@ -104,6 +105,7 @@ def creates(server: ZooKeeperServer, session: int) -> int:
     return sum(request.session == session and request.opcode is Opcode.CREATE2 for request in server.requests.all())
 
 
+@pytest.mark.shows("faults#another-message-is-lost")
 @pytest.mark.parametrize("opcode", ["create", "createContainer", "create2", "getChildren", "delete", "connect"])
 @pytest.mark.parametrize("size", [0, 3, LENGTH, LENGTH + HEADER - 1, LENGTH + HEADER])
 def test_first_use__cut(server: ZooKeeperServer, pool: Pool, opcode: str, size: int) -> None:
@@ -119,6 +121,7 @@ def test_first_use__cut(server: ZooKeeperServer, pool: Pool, opcode: str, size: 
     assert idle(pool)
 
 
+@pytest.mark.shows("faults#the-reply-to-a-create-is-lost")
 @pytest.mark.parametrize("lagging", [False, True], ids=["same-server", "lagging-follower"])
 def test_create_reply__cut_and_expired(server: ZooKeeperServer, pool: Pool, lagging: bool) -> None:
     """When the session ends as well, its node is not taken for one of the new session."""
@@ -161,6 +164,7 @@ def test_create_reply__cut_and_recovery_cut(server: ZooKeeperServer, pool: Pool,
         assert server.paths(lock.paths[0]) == []
 
 
+@pytest.mark.shows("faults#the-reply-to-a-create-is-lost")
 @pytest.mark.parametrize("owner", ["nobody", "somebody else"])
 def test_create_reply__cut_and_not_ours(server: ZooKeeperServer, pool: Pool, make_pool: MakePool, owner: str) -> None:
     """A node with our id that is not of our session is removed and not taken for ours."""
@@ -179,6 +183,7 @@ def test_create_reply__cut_and_not_ours(server: ZooKeeperServer, pool: Pool, mak
         assert server.owner(held.node) == session_of(pool)
 
 
+@pytest.mark.shows("faults#another-message-is-lost")
 def test_delete_reply__cut_at_every_byte(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """Wherever the reply to the delete of a release is cut, the node is gone and the release is confirmed."""
 
@@ -192,6 +197,7 @@ def test_delete_reply__cut_at_every_byte(server: ZooKeeperServer, make_pool: Mak
     sweep(make_pool, LENGTH + HEADER, visit)
 
 
+@pytest.mark.shows("guarantees#no-way-out-leaves-a-node")
 @pytest.mark.usefixtures("unhurried")
 def test_delete_reply__cut_after_a_timeout(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """A waiter that gives up ends in time and leaves no node, although the reply to its delete is cut."""
@@ -206,6 +212,7 @@ def test_delete_reply__cut_after_a_timeout(server: ZooKeeperServer, make_pool: M
         assert server.paths(lock.paths[0]) == [held.node]
 
 
+@pytest.mark.shows("faults#another-message-is-lost")
 def test_delete__lost(server: ZooKeeperServer, pool: Pool) -> None:
     """A delete that has not arrived when the connection breaks is sent again after the reconnect."""
     lock = warm(pool)
@@ -219,6 +226,7 @@ def test_delete__lost(server: ZooKeeperServer, pool: Pool) -> None:
     wait_until(lambda: idle(pool))
 
 
+@pytest.mark.shows("guarantees#no-way-out-leaves-a-node")
 def test_create__late(server: ZooKeeperServer, pool: Pool) -> None:
     """A create that arrives after its caller has given up, because the network was slow, leaves no node."""
     lock = warm(pool)
@@ -236,6 +244,7 @@ def test_create__late(server: ZooKeeperServer, pool: Pool) -> None:
 # The moment between two requests.
 
 
+@pytest.mark.shows("faults#a-queue-is-deleted")
 @pytest.mark.parametrize("times", [1, MAX_ENSURES, MAX_ENSURES + 1])
 def test_container__reaped_before_the_create(server: ZooKeeperServer, pool: Pool, moments: Moments, times: int) -> None:
     """A queue that is reaped between its making and our create is made again."""
@@ -257,6 +266,7 @@ def test_container__reaped_before_the_create(server: ZooKeeperServer, pool: Pool
     wait_until(lambda: idle(pool))
 
 
+@pytest.mark.shows("faults#a-queue-is-deleted")
 def test_container__reaped_after_the_list(server: ZooKeeperServer, pool: Pool, moments: Moments) -> None:
     """A try that finds an empty queue makes it again if it is reaped before the create comes."""
     lock = warm(pool)
@@ -272,6 +282,7 @@ def test_container__reaped_after_the_list(server: ZooKeeperServer, pool: Pool, m
 JOIN = 4
 
 
+@pytest.mark.shows("faults#a-queue-is-deleted")
 @pytest.mark.parametrize("place", range(1, JOIN + 1))
 def test_queue_deleted__joining(server: ZooKeeperServer, make_pool: MakePool, moments: Moments, place: int) -> None:
     """When the queue is deleted before any request of a joining waiter, the waiter queues up anew and is granted."""
@@ -289,6 +300,7 @@ def test_queue_deleted__joining(server: ZooKeeperServer, make_pool: MakePool, mo
     wait_until(lambda: idle(pool))
 
 
+@pytest.mark.shows("faults#another-message-is-lost")
 @pytest.mark.parametrize("place", range(1, JOIN + 1))
 @pytest.mark.parametrize("fault", ["expire", "drop"])
 def test_joining__interrupted(
@@ -338,6 +350,7 @@ def waits(pool: Pool) -> bool:
 # Sessions.
 
 
+@pytest.mark.shows("faults#a-session-ends")
 def test_session_expired__holding(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """A holder whose session expires has lost as soon as the next one holds, learns it once, and may begin anew."""
     losses = Losses()
@@ -357,6 +370,7 @@ def test_session_expired__holding(server: ZooKeeperServer, make_pool: MakePool) 
     assert [told for told, _ in losses.told] == [held]
 
 
+@pytest.mark.shows("faults#a-session-ends")
 def test_session_expired__many_waiting_and_then_an_outage(
     server: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,6 +409,7 @@ def test_session_expired__many_waiting_and_then_an_outage(
     held.release()
 
 
+@pytest.mark.shows("faults#a-session-ends")
 def test_session_expired__soon_after_joining(
     server: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -435,6 +450,7 @@ def settled_waiters(pool: Pool) -> int:
     return sum(is_watching(listener) for listener in listeners)
 
 
+@pytest.mark.shows("faults#a-session-ends")
 def test_session_expired__waiting(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """A waiter whose session expires joins again, behind those who waited meanwhile."""
     holder, pool, other = make_pool(), make_pool(), make_pool()
@@ -460,6 +476,7 @@ def test_session_expired__waiting(server: ZooKeeperServer, make_pool: MakePool) 
     assert order == ["patient", "expired"]
 
 
+@pytest.mark.shows("faults#the-connection-stays-open-and-delivers-nothing")
 @pytest.mark.parametrize("direction", ["requests", "replies", "both"])
 def test_black_hole__holding(server: ZooKeeperServer, make_pool: MakePool, direction: str) -> None:
     """A holder whose link swallows everything, while it goes on asking, drops it, and knows that it has lost before
@@ -499,6 +516,7 @@ def test_black_hole__holding(server: ZooKeeperServer, make_pool: MakePool, direc
 # Notifications.
 
 
+@pytest.mark.shows("faults#another-message-is-lost")
 def test_notification__cut_at_every_byte(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """Wherever the notification of a waiter is cut, it is granted after the reconnect."""
     holder = make_pool()
@@ -521,6 +539,7 @@ def test_notification__cut_at_every_byte(server: ZooKeeperServer, make_pool: Mak
     sweep(make_pool, frame, visit)
 
 
+@pytest.mark.shows("faults#the-connection-stays-open-and-delivers-nothing")
 def test_notification__swallowed(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """A notification that never comes, over a connection that stands, costs its waiter a part of a session."""
     timeout = 1.2
@@ -537,6 +556,7 @@ def test_notification__swallowed(server: ZooKeeperServer, make_pool: MakePool) -
     waiter.result().release()
 
 
+@pytest.mark.shows("guarantees#a-lost-connection-costs-no-lock-while-the-lease-runs")
 @pytest.mark.timely("what is left of a lease after two silent handshakes is enough for a third")
 @pytest.mark.parametrize("silences", [1, 2])
 def test_handshake__swallowed(server: ZooKeeperServer, make_pool: MakePool, silences: int) -> None:
@@ -572,6 +592,7 @@ def stray(server: ZooKeeperServer, make_pool: MakePool) -> tuple[Lock, str]:
     return lock, path
 
 
+@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 def test_stray__of_our_session(
     stray: tuple[Lock, str], server: ZooKeeperServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -582,6 +603,7 @@ def test_stray__of_our_session(
     assert [record.levelname for record in caplog.records if "event=stray_deleted" in record.message] == ["WARNING"]
 
 
+@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 @pytest.mark.usefixtures("unhurried")
 def test_stray__creation_unanswered(stray: tuple[Lock, str], server: ZooKeeperServer) -> None:
     """It stays while a lock of the session may have created it, and has no answer."""
@@ -604,6 +626,7 @@ def test_stray__creation_unanswered(stray: tuple[Lock, str], server: ZooKeeperSe
 # The end of the numbers.
 
 
+@pytest.mark.shows("faults#the-numbers-come-to-their-end")
 @pytest.mark.parametrize("first", [END_OF_NUMBERS - 7, END_OF_NUMBERS - 1, -2, END_OF_NUMBERS - 2**20 - 6])
 def test_sequence_end__exclusive(
     server: ZooKeeperServer, make_pool: MakePool, caplog: pytest.LogCaptureFixture, first: int
@@ -657,6 +680,7 @@ def between_list_and_reads(proxy: Proxy, name: str) -> Iterator[threading.Event]
     proxy.resume()
 
 
+@pytest.mark.shows("faults#the-numbers-come-to-their-end")
 def test_sequence_end__deleted_after_the_list(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """A lease that is granted as a node is deleted after the list wakes the waiter that is not in that list."""
     first, later = make_pool(), make_pool()
@@ -678,6 +702,7 @@ def test_sequence_end__deleted_after_the_list(server: ZooKeeperServer, make_pool
             fourth.result().release()
 
 
+@pytest.mark.shows("faults#the-numbers-come-to-their-end")
 def test_sequence_end__downgraded_after_the_list(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """A writer of Curator that becomes a reader after the list is kept before us."""
     path = warm(make_pool()).paths[0]

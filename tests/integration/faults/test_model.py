@@ -432,6 +432,7 @@ def world(make_pool: MakePool) -> Iterator[World]:
             pool.close()
 
 
+@pytest.mark.shows("faults#all-of-these-faults-in-random-order", "faults#a-writer-of-curator-becomes-a-reader")
 @pytest.mark.slow
 def test_model(world: World) -> None:
     """Random joins, leaves and faults: never two who exclude each other, never a queue that is stuck, no node left."""

@@ -81,6 +81,7 @@ def reset(server: ZooKeeperServer, pool: Pool) -> None:
     assert session.id == number
 
 
+@pytest.mark.shows("guarantees#a-lost-connection-costs-no-lock-while-the-lease-runs", "faults#dns-is-silent-or-wrong")
 @FAILURES
 def test_reset(server: ZooKeeperServer, make_pool: MakePool, dns: FakeDns, answer: Answer) -> None:
     """A connection that breaks while DNS fails is made again, at an address that was known: no lock is lost."""
@@ -94,6 +95,7 @@ def test_reset(server: ZooKeeperServer, make_pool: MakePool, dns: FakeDns, answe
     held.release(wait=True)
 
 
+@pytest.mark.shows("faults#dns-is-silent-or-wrong")
 @pytest.mark.parametrize("answer", [NXDOMAIN, SILENCE], ids=["nxdomain", "silence"])
 def test_another_session(server: ZooKeeperServer, make_pool: MakePool, dns: FakeDns, answer: Answer) -> None:
     """What one session has found, others use: one after it, one beside it, and one of another pool."""
@@ -106,6 +108,7 @@ def test_another_session(server: ZooKeeperServer, make_pool: MakePool, dns: Fake
         Lock("k", each).acquire(timeout=GRACE).release(wait=True)
 
 
+@pytest.mark.shows("faults#dns-is-silent-or-wrong")
 @pytest.mark.parametrize("timeout", [0.1, 1.5])
 @pytest.mark.parametrize(
     ("answer", "reason"),
@@ -141,6 +144,7 @@ def test_first_use__slow(server: ZooKeeperServer, make_pool: MakePool, dns: Fake
     Lock("k", pool).acquire(timeout=GRACE).release(wait=True)
 
 
+@pytest.mark.shows("faults#dns-is-silent-or-wrong")
 @pytest.mark.parametrize("bad", ["zk..test", f"{'x' * 64}.test", "silent.test", "unknown.test"])
 def test_one_bad_name(server: ZooKeeperServer, make_pool: MakePool, dns: FakeDns, bad: str) -> None:
     """A name that cannot be looked up leaves the others usable."""
@@ -183,6 +187,7 @@ def in_order(server: ZooKeeperServer, make_pool: MakePool) -> Pool:
     return make_pool(named(server), session_timeout=LONG_SESSION, connect_timeout=2.0, extra=extra)
 
 
+@pytest.mark.shows("faults#dns-is-silent-or-wrong")
 @pytest.mark.parametrize("answer", [[DEAF], [DEAF, LOOPBACK]], ids=["alone", "beside"])
 def test_another_ensemble(
     server: ZooKeeperServer, foreign: ZooKeeperServer, make_pool: MakePool, dns: FakeDns, answer: Answer
@@ -202,6 +207,7 @@ def test_another_ensemble(
     assert foreign.requests.all() != []
 
 
+@pytest.mark.shows("faults#dns-is-silent-or-wrong")
 def test_another_ensemble__took_an_address(
     server: ZooKeeperServer, foreign: ZooKeeperServer, make_pool: MakePool, dns: FakeDns
 ) -> None:
@@ -217,6 +223,7 @@ def test_another_ensemble__took_an_address(
     held.release(wait=True)
 
 
+@pytest.mark.shows("faults#dns-is-silent-or-wrong")
 def test_another_ensemble__while_the_server_is_away(
     server: ZooKeeperServer, foreign: ZooKeeperServer, make_pool: MakePool, dns: FakeDns
 ) -> None:
@@ -239,6 +246,7 @@ def test_another_ensemble__while_the_server_is_away(
 # Several addresses of one name.
 
 
+@pytest.mark.shows("faults#some-addresses-of-a-name-are-dead")
 def test_dead_addresses(server: ZooKeeperServer, make_pool: MakePool, dns: FakeDns, dead: str) -> None:
     """Each address of a name has its share of the connect timeout, which is enough for a first lock."""
     dns.answer(NAME, [dead, DEAF, LOOPBACK, dead, LOOPBACK])
@@ -247,6 +255,7 @@ def test_dead_addresses(server: ZooKeeperServer, make_pool: MakePool, dns: FakeD
     assert pool.sessions()[0].wire.addresses == 3
 
 
+@pytest.mark.shows("faults#some-addresses-of-a-name-are-dead")
 def test_dead_addresses__named(server: ZooKeeperServer, make_pool: MakePool, dns: FakeDns, dead: str) -> None:
     """The error names the address that has not accepted: while it is tried, and after that."""
     dns.answer(NAME, [dead])
@@ -309,6 +318,7 @@ GEVENT = "from gevent import monkey; monkey.patch_all()"
 EVENTLET = "import eventlet; eventlet.monkey_patch()"
 
 
+@pytest.mark.shows("faults#dns-is-silent-or-wrong")
 @pytest.mark.program
 @pytest.mark.parametrize(
     ("mode", "patch"),

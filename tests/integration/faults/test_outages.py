@@ -25,6 +25,7 @@ pytestmark = pytest.mark.zookeeper
 # The server freezes.
 
 
+@pytest.mark.shows("faults#the-server-freezes")
 def test_server_frozen__warm(own_zookeeper: ZooKeeper, make_pool: MakePool, own_observer: Observer) -> None:
     """With a frozen server a wait ends in time with key and server named, a release at once, and no node is left."""
     pool = make_pool(own_zookeeper.hosts, connect_timeout=60.0)
@@ -46,6 +47,7 @@ def test_server_frozen__warm(own_zookeeper: ZooKeeper, make_pool: MakePool, own_
     own_observer.wait_empty(held.lock.paths[0])
 
 
+@pytest.mark.shows("faults#the-server-freezes")
 def test_server_frozen__cold(own_zookeeper: ZooKeeper, make_pool: MakePool, own_observer: Observer) -> None:
     """The same for a pool that has never been connected."""
     pool = make_pool(own_zookeeper.hosts, connect_timeout=60.0)
@@ -61,6 +63,7 @@ def test_server_frozen__cold(own_zookeeper: ZooKeeper, make_pool: MakePool, own_
     assert own_observer.children(lock.paths[0]) == []
 
 
+@pytest.mark.shows("faults#the-server-freezes")
 def test_server_frozen__waiting(own_zookeeper: ZooKeeper, make_pool: MakePool, own_observer: Observer) -> None:
     """Whoever stands in a queue when the server freezes gets its error in time, and has met a holder."""
     lock = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=40.0, connect_timeout=60.0))
@@ -88,6 +91,7 @@ def test_server_frozen__close(own_zookeeper: ZooKeeper, make_pool: MakePool) -> 
     held.release()
 
 
+@pytest.mark.shows("faults#the-server-freezes")
 def test_server_frozen__lease(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
     """A hold is lost when its lease has run out, not before, and stays lost when the server comes back."""
     pool = make_pool(own_zookeeper.hosts, session_timeout=6.0)
@@ -130,6 +134,7 @@ def test_queues__frozen(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
     assert time.monotonic() - began < 0.3 + GRACE
 
 
+@pytest.mark.shows("guarantees#timeouts-are-kept")
 def test_unreachable__nothing_listens(make_pool: MakePool) -> None:
     """Without a server the error comes within the connect timeout, also for a wait without end and a try."""
     pool = make_pool("127.0.0.1:1", connect_timeout=0.5)
@@ -144,6 +149,7 @@ def test_unreachable__nothing_listens(make_pool: MakePool) -> None:
 # The server restarts.
 
 
+@pytest.mark.shows("faults#a-server-restarts")
 def test_server_restarted__within_the_session(
     own_zookeeper: ZooKeeper, make_pool: MakePool, own_observer: Observer
 ) -> None:
@@ -178,6 +184,7 @@ def test_server_restarted__within_the_session(
     assert order == list(range(8))
 
 
+@pytest.mark.shows("faults#a-server-restarts")
 def test_server_restarted__longer_than_the_session(
     own_zookeeper: ZooKeeper, make_pool: MakePool, own_observer: Observer
 ) -> None:

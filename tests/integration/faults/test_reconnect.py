@@ -84,6 +84,7 @@ def caught_up(pool: Pool) -> None:
 WAITERS, HOLDS = 400, 20
 
 
+@pytest.mark.shows("faults#another-message-is-lost")
 def test_reconnect__four_hundred_waiters(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """A reconnect of a session with many waiters and holds takes a handful of requests, whatever their number."""
     pool, other = make_pool(session_timeout=LONG), make_pool(session_timeout=LONG)
@@ -153,6 +154,7 @@ def test_reconnect__in_chunks(server: ZooKeeperServer, make_pool: MakePool, monk
         waiter.result(60)
 
 
+@pytest.mark.shows("faults#another-message-is-lost")
 @pytest.mark.parametrize("refused", [False, True], ids=["at once", "refused at first"])
 @pytest.mark.parametrize("what", ["predecessor", "own", "both"])
 @pytest.mark.parametrize("lagging", [False, True], ids=["same-server", "lagging-follower"])
@@ -186,6 +188,7 @@ def test_reconnect__overtaken(
     later.release(wait=True)
 
 
+@pytest.mark.shows("faults#another-message-is-lost")
 def test_reconnect__while_the_last_is_restored(
     server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals
 ) -> None:
@@ -299,6 +302,7 @@ def wiped(server: ZooKeeperServer) -> Iterator[ZooKeeperServer]:
     other.close()
 
 
+@pytest.mark.shows("faults#the-ensemble-has-lost-its-data")
 def test_wiped(server: ZooKeeperServer, wiped: ZooKeeperServer, make_pool: MakePool) -> None:
     """When the ensemble has lost its data, the session is given up as soon as it has outlived its timeout."""
     losses = Losses()
@@ -345,6 +349,7 @@ class Door:
         monkeypatch.setattr(Client, "connect", connected)
 
 
+@pytest.mark.shows("faults#the-ensemble-has-lost-its-data")
 def test_refused__while_the_session_may_live(
     server: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +370,7 @@ def test_refused__while_the_session_may_live(
     held.check()
 
 
+@pytest.mark.shows("faults#the-ensemble-has-lost-its-data")
 def test_refused__no_quorum(server: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers without a quorum refuse everybody, and keep what they have: the session is taken up again after that."""
     pool = make_pool(session_timeout=1.0)
@@ -390,6 +396,7 @@ def test_refused__no_quorum(server: ZooKeeperServer, make_pool: MakePool, monkey
     lock.acquire(timeout=120).release(wait=True)
 
 
+@pytest.mark.shows("faults#the-ensemble-has-lost-its-data")
 def test_refused__by_some(server: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind one address some servers serve, and others only just start: the session is taken up by one that serves."""
     pool = make_pool(session_timeout=1.0)
@@ -409,6 +416,7 @@ def test_refused__by_some(server: ZooKeeperServer, make_pool: MakePool, monkeypa
     lock.acquire(timeout=120).release(wait=True)
 
 
+@pytest.mark.shows("faults#the-ensemble-has-lost-its-data")
 @pytest.mark.parametrize("tells", [True, False])
 def test_refused__for_lost_data(
     server: ZooKeeperServer,
@@ -437,6 +445,7 @@ def test_refused__for_lost_data(
     Lock("k", pool).acquire(timeout=120).release(wait=True)
 
 
+@pytest.mark.shows("faults#the-ensemble-has-lost-its-data")
 def test_refused__alone(server: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """If servers serve others and refuse this session, a new one is begun, and only one is left at the server."""
     losses = Losses()
@@ -456,6 +465,7 @@ def test_refused__alone(server: ZooKeeperServer, make_pool: MakePool, monkeypatc
     Lock("k", pool).acquire(timeout=120).release(wait=True)
 
 
+@pytest.mark.shows("faults#the-ensemble-has-lost-its-data")
 @pytest.mark.zookeeper
 def test_wiped__real_server(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
     """A worker that runs on while its server loses all data locks again, within the two timeouts of its settings."""

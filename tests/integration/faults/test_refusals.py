@@ -65,6 +65,7 @@ def end(server: ZooKeeperServer, pool: Pool, lock: LockValue) -> None:
     assert [path for each in lock.paths for path in server.paths(each)] == []
 
 
+@pytest.mark.shows("faults#a-server-demands-an-identity-or-answers-any-other-error")
 @pytest.mark.parametrize("code", CODES_OF_ZOOKEEPER)
 def test_code(server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, code: int) -> None:
     """What a server answers to the creation of a node reaches the error; the request is repeated only if that helps."""
@@ -103,6 +104,7 @@ def test_is_temporary() -> None:
 # One key.
 
 
+@pytest.mark.shows("faults#a-server-refuses-a-request-temporarily")
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("opcode", ["create", "createContainer", "create2", "getChildren", "delete"])
@@ -121,6 +123,7 @@ def test_first_use(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opco
     end(server, pool, lock)
 
 
+@pytest.mark.shows("faults#a-server-refuses-a-request-temporarily")
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("times", range(1, 5))
 @pytest.mark.parametrize("opcode", ["getData", "getChildren"])
@@ -159,6 +162,7 @@ def test_try(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> None:
     end(server, pool, lock)
 
 
+@pytest.mark.shows("faults#a-server-refuses-a-request-temporarily")
 def test_deadline(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> None:
     """When everything is refused, the caller's deadline ends the wait, the error says why, and no node is left."""
     lock = Lock("k", pool)
@@ -197,6 +201,7 @@ def test_advice(make_pool: MakePool, refusals: Refusals, code: int, advice: str)
 # Release.
 
 
+@pytest.mark.shows("faults#a-server-refuses-a-request-temporarily")
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
 def test_release__waits(
@@ -214,6 +219,7 @@ def test_release__waits(
     end(server, pool, held.lock)
 
 
+@pytest.mark.shows("guarantees#a-release-never-fails")
 @pytest.mark.parametrize("code", [THROTTLED, NO_AUTH])
 def test_release__unconfirmed(
     server: ZooKeeperServer,
@@ -265,6 +271,7 @@ def test_release__many_share_the_pause(
 # After a reply to a create that was lost.
 
 
+@pytest.mark.shows("faults#a-server-refuses-a-request-temporarily")
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("opcode", ["multi", "getChildren", "getData"])
 def test_search(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode: str, code: int) -> None:
@@ -282,6 +289,7 @@ def test_search(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode:
     end(server, pool, lock)
 
 
+@pytest.mark.shows("faults#a-server-refuses-a-request-temporarily")
 def test_search__server_that_lags(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> None:
     """Nothing is concluded from a list before the server has caught up, also if it refuses to at first."""
     lock = Lock("k", pool)
@@ -373,6 +381,7 @@ def test_coalesced(server: ZooKeeperServer, make_pool: MakePool, refusals: Refus
     waiter.result(30).release(wait=True)
 
 
+@pytest.mark.shows("faults#a-server-refuses-a-request-temporarily")
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("opcode", ["create", "createContainer", "multi", "getChildren", "getData", "delete"])

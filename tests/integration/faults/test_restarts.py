@@ -88,6 +88,7 @@ class Queue:
         wait_until(lambda: not any(session.listeners for pool in self.pools for session in pool.sessions()))
 
 
+@pytest.mark.shows("faults#a-server-restarts")
 @pytest.mark.slow
 def test_server_restarted__two_hundred_waiters(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
     """Restarts while they wait, and while they take turns, cost nobody its place: all hold in their order, alone."""
@@ -106,6 +107,7 @@ def test_server_restarted__two_hundred_waiters(own_zookeeper: ZooKeeper, make_po
     queue.end(order)
 
 
+@pytest.mark.shows("faults#a-session-ends")
 def test_session_ended__fifty_of_two_hundred_waiters(
     own_zookeeper: ZooKeeper, make_pool: MakePool, own_observer: Observer
 ) -> None:

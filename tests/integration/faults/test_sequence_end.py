@@ -77,6 +77,7 @@ def room(request: pytest.FixtureRequest, server: ZooKeeperServer, make_pool: Mak
     return Room(server, [make_pool() for _ in range(3)], request.param)
 
 
+@pytest.mark.shows("faults#the-numbers-come-to-their-end")
 def test_sequence_end__read_and_write(room: Room, server: ZooKeeperServer) -> None:
     """At the end of the numbers and over it readers share, writers are alone, and everybody comes in their turn."""
     room.come(READ, READ, WRITE, READ, READ, READ, WRITE, WRITE, READ, WRITE)
@@ -91,6 +92,7 @@ def test_sequence_end__read_and_write(room: Room, server: ZooKeeperServer) -> No
     wait_until(lambda: server.paths(room.path) == [])
 
 
+@pytest.mark.shows("faults#the-numbers-come-to-their-end")
 def test_sequence_end__semaphore(room: Room, server: ZooKeeperServer) -> None:
     """Of a semaphore's leases there are as many as ever, and they are given in the order of the queue."""
     room.come(*[TWO] * 10)

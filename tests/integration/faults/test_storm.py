@@ -160,6 +160,7 @@ def take_turns(pool: Pool, room: Room, chance: random.Random, stop: threading.Ev
 
 
 # When the server ends a session at random, a holder has lost before it can know: that is what tokens are for.
+@pytest.mark.shows("faults#all-of-these-faults-in-random-order")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("expiry", [False, True], ids=["broken links", "ended sessions"])
 def test_storm(server: ZooKeeperServer, make_pool: MakePool, expiry: bool) -> None:

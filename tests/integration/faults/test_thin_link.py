@@ -55,6 +55,7 @@ def watched(server: ZooKeeperServer) -> int:
     return server.call(lambda: len(server.service.newest.watches.data._by_path))
 
 
+@pytest.mark.shows("guarantees#a-lost-lock-is-reported", "faults#the-link-is-thin")
 def test_held__many(server: ZooKeeperServer, proxy: Proxy, pool: Pool) -> None:
     """The nodes of many locks are watched while a thin link lets few answers pass; after that, a heartbeat is small."""
     passed: Counter[str] = Counter()
@@ -76,6 +77,7 @@ def test_held__many(server: ZooKeeperServer, proxy: Proxy, pool: Pool) -> None:
         held.check()
 
 
+@pytest.mark.shows("faults#the-link-is-thin")
 def test_list__long_queue(server: ZooKeeperServer, proxy: Proxy, pool: Pool) -> None:
     """A list of a long queue may take longer than silence is tolerated: it is no silence, and not begun anew."""
     lock = Lock("k", pool)
@@ -90,6 +92,7 @@ def test_list__long_queue(server: ZooKeeperServer, proxy: Proxy, pool: Pool) -> 
     assert waiter.running
 
 
+@pytest.mark.shows("faults#the-link-is-thin")
 def test_reconnect__many_watches(server: ZooKeeperServer, proxy: Proxy, make_pool: MakePool, pool: Pool) -> None:
     """Watches are set again in portions, so that a thin link is not taken for a dead one in the middle."""
     held = Lock("k" * 100, make_pool(server.hosts, session_timeout=40.0)).acquire(timeout=60)

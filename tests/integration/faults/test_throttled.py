@@ -44,6 +44,7 @@ def refusals(server: ZooKeeper) -> int:
     return int(server.mntr()["zk_throttled_ops"])
 
 
+@pytest.mark.shows("faults#a-server-refuses-a-request-temporarily")
 def test_throttled(throttled: ZooKeeper, make_pool: MakePool) -> None:
     """Locks are granted while a server refuses requests, and all are free within two seconds of their release."""
     pools = [make_pool(throttled.hosts, session_timeout=60, connect_timeout=30) for _ in range(POOLS)]

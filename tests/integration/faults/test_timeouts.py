@@ -33,6 +33,7 @@ def server() -> Iterator[ZooKeeperServer]:
 # `timeout` covers everything.
 
 
+@pytest.mark.shows("guarantees#timeouts-are-kept")
 def test_timeout__first_use(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """The first call of a process waits for ZooKeeper as long as its timeout says, as every later one does."""
     pool = make_pool(connect_timeout=0.3)
@@ -60,6 +61,7 @@ def test_timeout__first_use_ends(make_pool: MakePool) -> None:
     assert time.monotonic() - began >= 1
 
 
+@pytest.mark.shows("guarantees#timeouts-are-kept")
 @pytest.mark.parametrize("call", ["acquire", "try_acquire"])
 def test_no_timeout__each_call_has_its_time(make_pool: MakePool, call: str) -> None:
     """Without a timeout each call waits for the connect timeout, whenever the outage has begun."""
@@ -71,6 +73,7 @@ def test_no_timeout__each_call_has_its_time(make_pool: MakePool, call: str) -> N
         assert time.monotonic() - began >= 0.5
 
 
+@pytest.mark.shows("guarantees#timeouts-are-kept")
 def test_timeout__place_outlived(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """A waiter with a timeout waits until then, also if ZooKeeper is away for longer than its session can live."""
     held = Lock("k", make_pool(session_timeout=30)).acquire(timeout=120)
@@ -139,6 +142,7 @@ def test_timeout__closed(make_pool: MakePool) -> None:
 TINY = [0.001, 0.01, 0.05]
 
 
+@pytest.mark.shows("guarantees#timeouts-are-kept")
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["thread", "task"])
 @pytest.mark.parametrize("timeout", TINY)
 def test_tiny_timeout__slow(server: ZooKeeperServer, make_pool: MakePool, timeout: float, asynchronous: bool) -> None:
@@ -154,6 +158,7 @@ def test_tiny_timeout__slow(server: ZooKeeperServer, make_pool: MakePool, timeou
     assert server.paths(lock.paths[0]) == []
 
 
+@pytest.mark.shows("guarantees#timeouts-are-kept")
 @pytest.mark.parametrize("heard", [False, True], ids=["silence", "heard of"])
 def test_short_timeout__heard_of(server: ZooKeeperServer, make_pool: MakePool, heard: bool) -> None:
     """Whether ZooKeeper is away or slow is told by whether anything came over the connection since it was asked."""
@@ -195,6 +200,7 @@ def test_tiny_timeout__no_connection(make_pool: MakePool, timeout: float) -> Non
 # Slow servers.
 
 
+@pytest.mark.shows("faults#all-servers-are-slow-to-accept")
 def test_connecting__slow_servers(server: ZooKeeperServer, make_pool: MakePool) -> None:
     """A handshake that takes longer than a server's share of the connect timeout succeeds: the share grows."""
     pool = make_pool(",".join([server.hosts] * 5), connect_timeout=2.0)

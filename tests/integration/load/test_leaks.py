@@ -203,6 +203,7 @@ def wait_in_vain(server: ZooKeeper, pools: list[Pool], count: int) -> None:
         wait_until(lambda: counters(server)["zk_watch_count"] <= 2, 30, "nobody watches any more")
 
 
+@pytest.mark.shows("faults#something-is-left-behind")
 @pytest.mark.timeout(LIMIT)
 def test_leaks(server: ZooKeeper, make_pool: MakePool, root: str, kazoo_client: KazooClient) -> None:
     """Locks of every kind, had or not, leave no node, watch, connection, thread, descriptor, object or memory."""

@@ -495,6 +495,7 @@ def owners(observer: KazooClient, path: str) -> set[tuple[str, str]]:
     return {(entry.id.scheme, entry.id.id) for entry in entries}
 
 
+@pytest.mark.shows("faults#a-handshake-is-cut-or-is-not-answered")
 def test_sasl__wrong_password(server: SecureZooKeeper, configure: Configure) -> None:
     """A wrong password is an error at once, not tried again until the next lock is asked for."""
     pool = configure(server.hosts, SASL=SASL | {"password": "wrong"})
@@ -526,6 +527,7 @@ def test_sasl__no_library(server: SecureZooKeeper, configure: Configure, monkeyp
     refused("Missing SASL support", within=LONG / 2)
 
 
+@pytest.mark.shows("faults#a-handshake-is-cut-or-is-not-answered")
 @pytest.mark.parametrize("answers", [0, 1, 2])
 def test_sasl__handshake_is_cut(answers: int, server: SecureZooKeeper, configure: Configure) -> None:
     """A reconnect that is cut after some answers of the handshake is tried again, and costs no lock."""
@@ -552,6 +554,7 @@ def test_sasl__handshake_is_cut(answers: int, server: SecureZooKeeper, configure
         held.release(wait=True)
 
 
+@pytest.mark.shows("faults#a-handshake-is-cut-or-is-not-answered")
 def test_sasl__silent_server(server: SecureZooKeeper, configure: Configure) -> None:
     """A server that falls silent during the handshake has a share of the connect timeout, and not of the session's."""
     with Proxy(server.address) as proxy:

@@ -87,6 +87,7 @@ def bill(number: int) -> str:
 def bill_or_skip(number: int) -> None: ...
 
 
+@pytest.mark.shows("faults#a-task-is-cancelled-while-receivers-of-signals-run")
 @pytest.mark.parametrize("what", ["grant", "release"])
 def test_cancelled__before_it_is_told(ensemble: Ensemble, meter: Meter, what: str) -> None:
     """Tasks that are cancelled while the thread of the receivers is busy leave neither half of a hold uncounted."""

@@ -393,6 +393,7 @@ def test_ticks(make_pool: MakePool) -> None:
     assert level(Server(address="zk1", role="follower", configuration=short)) == "ok"
 
 
+@pytest.mark.shows("faults#a-session-moves-to-a-server-that-grants-another-timeout")
 def test_session_timeout__of_different_servers(make_pool: MakePool) -> None:
     """Servers that grant different timeouts are a warning, also if the one of the session grants what was requested."""
     pool = make_pool()

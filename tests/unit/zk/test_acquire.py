@@ -49,6 +49,7 @@ def granted(lock: Lock) -> Acquisition:
     return attempt
 
 
+@pytest.mark.shows("guarantees#no-way-out-leaves-a-node")
 @pytest.mark.parametrize("state", [State.JOINING, State.WAITING, State.HELD])
 def test_cancel__in_each_state(pool: Pool, make_pool: MakePool, state: State) -> None:
     """Whatever its contender has got by then, a cancelled acquisition has no hold, and leaves no node."""
@@ -124,6 +125,7 @@ def test_loss__seen_by_the_holder(pool: Pool, monkeypatch: pytest.MonkeyPatch) -
     assert "the lease ran out" in losses.told[0][1]
 
 
+@pytest.mark.shows("guarantees#that-only-the-holder-writes")
 def test_poll__lease_over(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that slept between the grant and its return gets no hold whose lease is over: it acquires anew."""
     attempt = Acquisition(Lock("k", pool), None, lambda: None, owners.caller())

@@ -82,6 +82,7 @@ def hold(pool: Pool, count: int, listener: LockListener) -> list[Held]:
     return [Lock(f"k{number}", pool, listener=listener).acquire(timeout=120) for number in range(count)]
 
 
+@pytest.mark.shows("faults#it-loses-all-its-locks-at-once-and-no-thread-can-be-started")
 def test_loss__of_many_at_once(make_pool: MakePool, observer: Observer) -> None:
     """Of two thousand locks that are lost at once each is told, by a few threads."""
     listener = Threads()
@@ -99,6 +100,7 @@ def test_loss__of_many_at_once(make_pool: MakePool, observer: Observer) -> None:
         held.release()
 
 
+@pytest.mark.shows("faults#it-loses-all-its-locks-at-once-and-no-thread-can-be-started")
 def test_loss__where_threads_are_short(make_pool: MakePool, observer: Observer, shortage: threading.Event) -> None:
     """What cannot be told for want of a thread stays queued, and is told when there is one, without further news."""
     listener = Losses()
@@ -113,6 +115,7 @@ def test_loss__where_threads_are_short(make_pool: MakePool, observer: Observer, 
     assert {held for held, _reason in listener.told} == set(holds)
 
 
+@pytest.mark.shows("faults#it-loses-all-its-locks-at-once-and-no-thread-can-be-started")
 def test_loss__listeners_block(make_pool: MakePool, observer: Observer, blocked: Blocked) -> None:
     """Listeners that block keep no other lock's body from being interrupted."""
     count = 3 * LISTENER_THREADS
@@ -128,6 +131,7 @@ def test_loss__listeners_block(make_pool: MakePool, observer: Observer, blocked:
     wait_until(lambda: len(blocked.called) == count)
 
 
+@pytest.mark.shows("faults#it-loses-all-its-locks-at-once-and-no-thread-can-be-started")
 def test_loss__one_listener_blocks(make_pool: MakePool, observer: Observer, blocked: Blocked) -> None:
     """A listener that blocks does not keep the others from hearing."""
     listener = Losses()
@@ -139,6 +143,7 @@ def test_loss__one_listener_blocks(make_pool: MakePool, observer: Observer, bloc
     assert blocked.called == [first]
 
 
+@pytest.mark.shows("faults#a-callback-raises")
 def test_loss__a_call_raises(pool: Pool, observer: Observer, caplog: pytest.LogCaptureFixture) -> None:
     """An error in one call keeps neither the others nor the listener from hearing, and is logged."""
 
@@ -166,6 +171,7 @@ class Faulty:
         return fail
 
 
+@pytest.mark.shows("faults#a-callback-raises")
 def test_listener__raises(
     testserver: ZooKeeperServer, make_pool: MakePool, observer: Observer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -86,6 +86,7 @@ print("destroyed", flush=True)
 ENDS = ["closed"] if sys.version_info < (3, 12) else ["closed", "at its end"]
 
 
+@pytest.mark.shows("faults#an-interpreter-ends-and-a-thread-does-not")
 @pytest.mark.parametrize("end", ENDS)
 def test_interpreter__of_several(own_server: ZooKeeperServer, end: str) -> None:
     """An interpreter ends while another one goes on, and frees the locks that it has kept."""
@@ -125,6 +126,7 @@ assert called.wait(60)
 """
 
 
+@pytest.mark.shows("faults#an-interpreter-ends-and-a-thread-does-not")
 def test_exit__slow_listener(own_server: ZooKeeperServer) -> None:
     """A listener that does not come back does not keep a process from its end."""
     done = run(SLOW_LISTENER, own_server.hosts)
@@ -174,6 +176,7 @@ def test_end_threads__calls_are_made() -> None:
     assert not [each for each in ours() if each.name == "zklock-test"]
 
 
+@pytest.mark.shows("faults#an-interpreter-ends-and-a-thread-does-not")
 def test_end_threads__one_is_busy() -> None:
     """A call that does not end is waited for as long as it was said, and no longer."""
     calls = BackgroundCalls("zklock-test")
@@ -220,6 +223,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], 
     return interrupt
 
 
+@pytest.mark.shows("faults#a-finalizer-interrupts-a-thread-of-the-application-in-our-code-and-waits")
 def test_submit__while_another_thread_starts_one(interrupted: Any) -> None:
     """A call is submitted without waiting for a thread that is interrupted while it starts one, and both are made."""
     calls = BackgroundCalls("zklock-test", threads=2)
@@ -236,6 +240,7 @@ def test_submit__while_another_thread_starts_one(interrupted: Any) -> None:
     assert second.wait(LONG)
 
 
+@pytest.mark.shows("faults#a-finalizer-interrupts-a-thread-of-the-application-in-our-code-and-waits")
 def test_call_later__while_another_thread_starts_it(interrupted: Any) -> None:
     """A timer is set without waiting for a thread that is interrupted while it starts theirs."""
     timers = TimerThread()
@@ -275,6 +280,7 @@ def test_calls__after_the_end_of_the_timers() -> None:
         assert done.wait(LONG)
 
 
+@pytest.mark.shows("faults#a-finalizer-interrupts-a-thread-of-the-application-in-our-code-and-waits")
 def test_idle_session__while_its_guard_is_taken(own_server: ZooKeeperServer) -> None:
     """A session that looks whether it is idle does not wait for a thread that is interrupted while it starts one."""
     pool = Pool("p", PoolOptions(connection=ConnectionOptions(hosts=own_server.hosts), connect_timeout=LONG))

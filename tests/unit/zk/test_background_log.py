@@ -56,6 +56,7 @@ def blocking() -> Iterator[Blocking]:
     logger.removeHandler(handler)
 
 
+@pytest.mark.shows("faults#a-log-handler-blocks")
 def test_handler__blocks(blocking: Blocking, make_pool: MakePool, server: Server) -> None:
     """A handler that blocks does not keep a connection from coming back, and no lock is lost."""
     host, port = server.hosts.rsplit(":", 1)
@@ -106,6 +107,7 @@ def test_level(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["heard"]
 
 
+@pytest.mark.shows("faults#a-log-handler-blocks")
 def test_bound(blocking: Blocking, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the records that wait for a handler, those above a bound are dropped, and counted in a line."""
     monkeypatch.setattr(background, "MAX_RECORDS", 10)
@@ -157,6 +159,7 @@ for number in range(20):
 """
 
 
+@pytest.mark.shows("faults#a-log-handler-blocks")
 def test_exit() -> None:
     """What was logged before a normal end of the process is written."""
     said = subprocess.run(
@@ -196,6 +199,7 @@ go_on.set()
 """
 
 
+@pytest.mark.shows("faults#it-forks-while-another-thread-makes-a-connection")
 @pytest.mark.parametrize("how", ["fork", "raw_fork"])
 def test_fork(how: str) -> None:
     """What waits at a fork is written by the parent alone, and the child writes its own.

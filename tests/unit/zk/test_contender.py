@@ -276,6 +276,7 @@ def test_create__reply_lost_not_there(script: Script, left: bool) -> None:
     assert left or script.requests[0][1] != stem
 
 
+@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 def test_create__reply_lost_of_one_server(script: Script) -> None:
     """A node that the leader does not know, as one that a server has brought back, is never adopted.
 
@@ -331,6 +332,7 @@ def test_waiting__predecessor_gone(script: Script) -> None:
 KEPT_OUT = pytest.mark.parametrize("rule", [EXCLUSIVE, WRITE, semaphore(2)], ids=["exclusive", "write", "lease"])
 
 
+@pytest.mark.shows("faults#a-writer-of-curator-becomes-a-reader")
 @KEPT_OUT
 def test_waiting__writer_gone(script: Script, rule: Rule) -> None:
     """Behind a writer of Curator a list follows its end, for it may go on as a reader, which has its number."""

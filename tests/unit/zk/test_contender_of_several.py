@@ -112,6 +112,7 @@ def test_join__not_before_the_last(script: Script) -> None:
     assert several.state is State.HELD
 
 
+@pytest.mark.shows("faults#more-keys-than-a-server-reads")
 def test_join__many() -> None:
     """The work for each of many keys does not grow with their number: four times the keys make four times the calls."""
 
@@ -697,6 +698,7 @@ def test_session_ended__holding(script: Script, told: list[None]) -> None:
     assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
 
 
+@pytest.mark.shows("faults#it-loses-all-its-locks-at-once-and-no-thread-can-be-started")
 def test_session_ended__holding_many() -> None:
     """The work for the loss of each of many keys does not grow with their number, though every change is looked at."""
 

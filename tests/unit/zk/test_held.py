@@ -196,6 +196,7 @@ def interrupt(possession: Possession, meanwhile: Callable[[], object]) -> None:
     possession._handles = possession._handles._replace(handles=handles)
 
 
+@pytest.mark.shows("faults#a-hold-is-released-by-another-thread-while-its-owner-takes-the-lock-again")
 def test_nest__last_handle_dropped_meanwhile() -> None:
     """Either the node goes or a handle is added, never both: here the last handle is dropped first."""
     contender = fake_contender()
@@ -207,6 +208,7 @@ def test_nest__last_handle_dropped_meanwhile() -> None:
     assert not possession.nest(new_handle())
 
 
+@pytest.mark.shows("faults#a-hold-is-released-by-another-thread-while-its-owner-takes-the-lock-again")
 def test_drop__nested_meanwhile() -> None:
     """Here the other handle is added first, and the node stays until that is dropped."""
     contender = fake_contender()
@@ -233,6 +235,7 @@ def test_drop__two_at_once() -> None:
     assert not possession.drop(outer)
 
 
+@pytest.mark.shows("guarantees#a-lost-lock-is-reported")
 def test_lost__contender_has_left(pool: Pool, observer: Observer) -> None:
     """A hold whose contender has left by another way than a release is lost, and stays lost; a released one is not."""
     lock = Lock("k", pool)
@@ -251,6 +254,7 @@ def test_lost__contender_has_left(pool: Pool, observer: Observer) -> None:
     assert not released.lost
 
 
+@pytest.mark.shows("faults#blocking-code-asks-for-a-lock-in-the-thread-of-an-event-loop")
 def test_release__wait_in_an_event_loop(pool: Pool, observer: Observer) -> None:
     """A release that waits is refused where an event loop runs, after the release; in a thread it may wait."""
     lock = Lock("k", pool)
@@ -267,6 +271,7 @@ def test_release__wait_in_an_event_loop(pool: Pool, observer: Observer) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.shows("guarantees#a-release-never-fails")
 def test_release__no_thread_can_be_started(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its pool was closed, a hold is released without a thread: at the exit of Python none can be started."""
     held = Lock("k", pool).acquire(timeout=120)

@@ -348,6 +348,7 @@ def queue_of_three(script: Script) -> list[Contender]:
     return three
 
 
+@pytest.mark.shows("guarantees#first-come-first-served")
 def test_neighbour__in_turn(script: Script) -> None:
     """Who stands behind one of our own session holds when that lets go, before the server has heard of it."""
     one, two, three = queue_of_three(script)
@@ -372,6 +373,7 @@ def not_restored(script: Script, _two: Contender) -> None:
     script.restoring = True
 
 
+@pytest.mark.shows("guarantees#first-come-first-served")
 @pytest.mark.parametrize("unsure", [without_lease, not_restored])
 def test_neighbour__without_proof(script: Script, unsure: Callable[[Script, Contender], None]) -> None:
     """What is no proof for an event is none for a neighbour: the queue is read."""

@@ -37,6 +37,7 @@ def just_before_nesting(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], ob
     return calls
 
 
+@pytest.mark.shows("faults#a-hold-is-released-by-another-thread-while-its-owner-takes-the-lock-again")
 def test_nested__outer_released_by_another_thread(
     pool: Pool, make_pool: MakePool, just_before_nesting: list[Callable[[], object]]
 ) -> None:
@@ -55,6 +56,7 @@ def test_nested__outer_released_by_another_thread(
         pass
 
 
+@pytest.mark.shows("faults#a-hold-is-released-by-another-thread-while-its-owner-takes-the-lock-again")
 def test_nested__middle_released_by_another_thread(pool: Pool, just_before_nesting: list[Callable[[], object]]) -> None:
     """While another hold of the caller is on the node, the nested one shares it."""
     lock = Lock("k", pool)
@@ -67,6 +69,7 @@ def test_nested__middle_released_by_another_thread(pool: Pool, just_before_nesti
             inner.check()
 
 
+@pytest.mark.shows("faults#a-hold-is-released-by-another-thread-while-its-owner-takes-the-lock-again")
 def test_nested__released_between_two_looks(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose hold is released while it asks for the lock meets no conflict with that hold."""
     lock = Lock("k", pool)

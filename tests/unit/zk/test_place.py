@@ -63,6 +63,7 @@ def test_holder__known(script: Script) -> None:
 # What is no proof.
 
 
+@pytest.mark.shows("faults#it-is-stopped-for-longer-than-its-session-lives")
 def test_last_gone__own_place_unsure(script: Script) -> None:
     """Who cannot be sure of its own node, which was just written to, waits for the answer of its new watch."""
     contender, name = join_behind(script, other(3))
@@ -309,6 +310,7 @@ def test_lease__renewed_with_the_listing(script: Script) -> None:
     assert (contender.state, script.asked) == (State.HELD, [])
 
 
+@pytest.mark.shows("guarantees#a-lost-connection-costs-no-lock-while-the-lease-runs")
 def test_lease__short_before_the_grant(script: Script) -> None:
     """A waiter whose lease would end before the next heartbeat renews it when it lists again, and when it holds.
 

@@ -52,6 +52,7 @@ def own_server() -> Iterator[ZooKeeperServer]:
 # A session for inspection.
 
 
+@pytest.mark.shows("guarantees#a-lost-connection-costs-no-lock-while-the-lease-runs")
 def test_inspection__apart_from_locks(own_server: ZooKeeperServer, make_pool: MakePool) -> None:
     """What looks at locks, breaks and asks has a session of its own, begun when it is needed."""
     pool = make_pool(own_server.hosts)
@@ -160,6 +161,7 @@ def test_close__all_at_once(own_server: ZooKeeperServer, make_pool: MakePool) ->
     assert closing.result() is True
 
 
+@pytest.mark.shows("guarantees#a-lost-lock-is-reported")
 @pytest.mark.parametrize("by", ["close_all", "pool", "session"])
 def test_close__lost_before_the_server_knows(own_server: ZooKeeperServer, make_pool: MakePool, by: str) -> None:
     """What a session holds is lost before the request for its end is sent: another process may hold right after it."""
@@ -226,6 +228,7 @@ def test_session__begun_by_a_signal_handler_meanwhile(stubbed: Pool, monkeypatch
     assert closed == [begun[0]]
 
 
+@pytest.mark.shows("guarantees#forked-children-hold-nothing", "faults#it-forks-while-another-thread-makes-a-connection")
 @pytest.mark.parametrize("hook", [True, False], ids=["hook", "no hook"])
 def test_fork__two_threads_at_once(stubbed: Pool, monkeypatch: pytest.MonkeyPatch, hook: bool) -> None:
     """Of two threads of a child that use a pool first at once, neither has the parent's session, and both the same."""
@@ -260,6 +263,7 @@ def test_fork__two_threads_at_once(stubbed: Pool, monkeypatch: pytest.MonkeyPatc
     assert (inherited.forgotten, mine.ended) == (1, None)
 
 
+@pytest.mark.shows("faults#it-forks-inside-of-a-block")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_fork__with_the_number_of_the_parent(pool: Pool) -> None:
     """A child holds nothing, also if it has the number of its grandparent, or is the first in a container."""
@@ -282,6 +286,7 @@ def test_fork__with_the_number_of_the_parent(pool: Pool) -> None:
     acquisition.end()
 
 
+@pytest.mark.shows("faults#it-forks-while-another-thread-makes-a-connection")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_fork__during_the_first_use_of_an_alias(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork while another thread makes the pool of an alias leaves the alias usable in the child."""

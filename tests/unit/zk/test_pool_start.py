@@ -58,6 +58,7 @@ def refusal(call: Callable[[], object], shortage: Shortage) -> ZooKeeperUnavaila
     return caught.value
 
 
+@pytest.mark.shows("guarantees#timeouts-are-kept", "faults#it-has-no-file-descriptor-thread-or-memory-for-a-session")
 @pytest.mark.parametrize("timeout", [SHORT, 0, None])
 def test_start__fails(make_pool: MakePool, shortage: Shortage, timeout: float | None) -> None:
     """The caller is told in its time that ZooKeeper is unavailable, and why; nothing is left, the next one locks."""
@@ -74,6 +75,7 @@ def test_start__fails(make_pool: MakePool, shortage: Shortage, timeout: float | 
     assert_closed(shortage.sockets)
 
 
+@pytest.mark.shows("guarantees#timeouts-are-kept", "faults#it-has-no-file-descriptor-thread-or-memory-for-a-session")
 @pytest.mark.parametrize("is_async", [False, True])
 def test_start__possible_in_time(make_pool: MakePool, shortage: Shortage, is_async: bool) -> None:
     """A caller that waits tries again, and gets its lock when the process has again what it needs."""
@@ -126,6 +128,7 @@ def test_start__many_callers(make_pool: MakePool, shortage: Shortage) -> None:
         held.release()
 
 
+@pytest.mark.shows("faults#it-has-no-file-descriptor-thread-or-memory-for-a-session")
 def test_start__of_an_overflow_session(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A contender for which the home has no room is told so, or gets its lock when there is another session."""
     pool = make_pool(budget=1, connect_timeout=LONG)
@@ -139,6 +142,7 @@ def test_start__of_an_overflow_session(make_pool: MakePool, monkeypatch: pytest.
     waiting.result().release()
 
 
+@pytest.mark.shows("faults#it-has-no-file-descriptor-thread-or-memory-for-a-session")
 def test_start__of_inspection(make_pool: MakePool, shortage: Shortage) -> None:
     """Whoever looks at locks is told in time, or sees them."""
     pool = make_pool(connect_timeout=LONG)
@@ -150,6 +154,7 @@ def test_start__of_inspection(make_pool: MakePool, shortage: Shortage) -> None:
     assert waiting.result(GRACE) == []
 
 
+@pytest.mark.shows("faults#it-has-no-file-descriptor-thread-or-memory-for-a-session")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_start__after_a_fork(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forked child that has no descriptor is told so, and its parent keeps its lock."""
@@ -272,6 +277,7 @@ pool.close()
 """
 
 
+@pytest.mark.shows("faults#it-has-no-file-descriptor-thread-or-memory-for-a-session")
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_no_descriptors(server: Server, root: str, host: str) -> None:
     """Callers are told at the first lock and at a later one; a holder keeps its lock, and connects when it can."""

@@ -147,6 +147,7 @@ def test_order__downgraded() -> None:
 END = 2**31 - 1
 
 
+@pytest.mark.shows("faults#a-writer-of-curator-becomes-a-reader")
 @pytest.mark.parametrize(
     ("created", "expected"),
     [

@@ -238,6 +238,7 @@ def test_plan__leases(limit: int, before: str, children: bool, watched: list[int
     assert not seen.grants_on_delete
 
 
+@pytest.mark.shows("faults#callers-name-different-limits")
 def test_limits__are_kept() -> None:
     """Who holds is never one of more than its limit, nobody overtakes, and no place is left free without need.
 

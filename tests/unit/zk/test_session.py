@@ -120,6 +120,7 @@ def test_heartbeat__silence(
     assert drops == [True] * dropped
 
 
+@pytest.mark.shows("guarantees#a-lost-connection-costs-no-lock-while-the-lease-runs")
 @pytest.mark.parametrize(("left", "renewed"), [(0.5, True), (0.9, False)])
 def test_prove__a_short_lease(timers: Timers, monkeypatch: pytest.MonkeyPatch, left: float, renewed: bool) -> None:
     """A lease that may not last until the next heartbeat is renewed by one write at a time, and only if it is short."""
@@ -158,6 +159,7 @@ def test_lease__over_in_an_outage(timers: Timers) -> None:
     assert holder.losses == ["the lease ran out while ZooKeeper could not be reached"]
 
 
+@pytest.mark.shows("guarantees#a-lost-lock-is-reported")
 def test_heartbeat__lease_over_on_an_open_connection(timers: Timers) -> None:
     """Holders are told when the lease is over although the connection lives, on which an answer is still coming."""
     session, holder = connected(timers), Holder()
@@ -245,6 +247,7 @@ def test_beat__connection_lost(session: Session, monkeypatch: pytest.MonkeyPatch
     assert len(many.watched) == 2 * MAX_WATCHES_PER_WRITE
 
 
+@pytest.mark.shows("faults#the-link-is-thin")
 def test_beat__late_answers(timers: Timers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Answers that take longer than a heartbeat are warned of, while the locks are held, and once."""
     now = boottime()

@@ -56,6 +56,7 @@ def test_wait__stray(script: Script, clock: Clock) -> None:
     assert script.strays_found == [(f"/k/{other(3)}",)]
 
 
+@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 def test_wait__asked_late_and_once(script: Script, clock: Clock) -> None:
     """A short wait asks nothing, and a long one once: what the leader knows will be deleted at every server."""
     _contender, name = join_behind(script, other(3))
@@ -273,6 +274,7 @@ def test_found__the_same_server_again(script: Script, clock: Clock) -> None:
 # A call that would leave for a waiter.
 
 
+@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 def test_coalesce__waiter_is_a_stray(script: Script) -> None:
     """A call that cannot leave for a waiter, because the leader does not know it, waits; it does not ask for ever."""
     mark = Mark.of("run", "call")

@@ -163,6 +163,7 @@ class SignalledError(Exception):
     """Raised by the handler of a signal."""
 
 
+@pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 def test_wait__signal_that_interrupts_nothing() -> None:
     """A signal that comes when it cannot interrupt the wait, here in another thread, ends it all the same."""
 

@@ -134,6 +134,7 @@ WAITS: dict[str, Callable[[Lock], object]] = {
 }
 
 
+@pytest.mark.shows("faults#a-finalizer-takes-a-lock-in-one-of-our-threads")
 @EVERYWHERE
 @pytest.mark.parametrize("name", WAITS)
 def test_serving__refuses_to_wait(pool: Pool, observer: Observer, where: Where, name: str) -> None:
@@ -240,6 +241,9 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.shows(
+    "guarantees#that-a-process-has-time-for-its-heartbeats", "faults#a-finalizer-takes-a-lock-in-one-of-our-threads"
+)
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("begin", [finalizer, weak_reference, callback])
 def test_finalizer__takes_a_lock(pool: Pool, begin: Callable[[Callable[[], object]], None]) -> None:
@@ -343,6 +347,7 @@ pool.close()
 """
 
 
+@pytest.mark.shows("faults#a-finalizer-takes-a-lock-in-one-of-our-threads")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("before", "handler"),

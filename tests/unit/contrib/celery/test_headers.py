@@ -61,6 +61,7 @@ def test_own__of_another_task() -> None:
 # The rest of a timeout.
 
 
+@pytest.mark.shows("guarantees#that-clocks-are-right")
 @pytest.mark.parametrize("ahead", DIFFERENCES)
 def test_rest__whatever_the_clocks(clock: Any, ahead: float) -> None:
     """The next worker reads the seconds that were left, and not those until a moment of another clock."""
@@ -105,6 +106,7 @@ def test_rest__read_by_an_earlier_version(clock: Any, ahead: float) -> None:
 # The budgets of `RetryLater`.
 
 
+@pytest.mark.shows("guarantees#that-clocks-are-right")
 @pytest.mark.parametrize("budget", [CONFLICTS, OUTAGES])
 @pytest.mark.parametrize("ahead", DIFFERENCES)
 def test_budget__whatever_the_clocks(clock: Any, budget: Budget, ahead: float) -> None:

@@ -30,6 +30,7 @@ class Clock:
         return self.endings.explain(self.now)
 
 
+@pytest.mark.shows("faults#a-server-closes-the-connection-at-a-request")
 def test_same_request() -> None:
     """From the second end at the same request on there are pauses, and a reason, whatever is answered before it."""
     clock = Clock()
@@ -70,6 +71,7 @@ def test_no_answer__then_another_end() -> None:
     assert clock.explain() is None
 
 
+@pytest.mark.shows("faults#a-load-balancer-closes-idle-connections")
 def test_idle() -> None:
     """Connections that a load balancer ends because they are idle are of use."""
     clock = Clock()

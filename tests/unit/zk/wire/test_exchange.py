@@ -143,6 +143,7 @@ def test_messages__in_pieces(ends: Ends, size: int) -> None:
     assert ends.connection._position == len(ends.connection._buffer)
 
 
+@pytest.mark.shows("faults#the-link-is-thin")
 def test_write__longer_than_the_socket_takes(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long write to a thin link is no silence as long as the other end takes more of it."""
     connection, message = ends.connection, bytes(8 * 1024 * 1024)
@@ -317,6 +318,7 @@ def test_wake__from_a_signal_handler(ends: Ends) -> None:
     assert ends.is_woken
 
 
+@pytest.mark.shows("faults#a-handshake-is-cut-or-is-not-answered")
 def test_handshake__after_a_refused_one(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a server has sent before it closed the connection is no part of the next handshake."""
     ends.server.sendall(b"xx")

@@ -57,6 +57,7 @@ def test_nothing_yet() -> None:
     assert lease.end == -math.inf
 
 
+@pytest.mark.shows("faults#a-session-moves-to-a-server-that-grants-another-timeout")
 def test_connected__to_a_server_that_grants_less(lease: Lease) -> None:
     """The leader counts the lower timeout from the handshake on, whatever was proven before."""
     lease.connected(2.0, 1.0, 1.01, moved=True)
@@ -64,6 +65,7 @@ def test_connected__to_a_server_that_grants_less(lease: Lease) -> None:
     assert lease.end == 1.0 + 2.0 * (1 - CLOCK_SHARE)
 
 
+@pytest.mark.shows("faults#a-session-moves-to-a-server-that-grants-another-timeout")
 def test_connected__to_a_server_that_grants_more(lease: Lease) -> None:
     """A new leader gives a session the timeout of its creation, so the lower one counts."""
     lease.connected(2 * TIMEOUT, 1.0, 1.01, moved=True)
@@ -151,6 +153,7 @@ def test_proofs__not_across_connections(lease: Lease) -> None:
     assert lease.end == 5.5 + LIFE
 
 
+@pytest.mark.shows("faults#servers-are-cut-off-from-each-other")
 def test_moved__by_a_leader_without_followers(lease: Lease) -> None:
     """A leader that has lost its followers still lets a session come back, and cannot make a new one."""
     lease.connected(TIMEOUT, 8.0, 8.1, moved=True)
@@ -273,6 +276,7 @@ class Small:
         self.send_up(now, packet)
 
 
+@pytest.mark.shows("guarantees#at-most-one-holder-whose-lease-runs", "faults#servers-are-cut-off-from-each-other")
 @given(
     leads=st.booleans(),
     # An eighth of the session timeout is at least half a tick.

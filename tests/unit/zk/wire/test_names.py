@@ -53,6 +53,7 @@ def test_names__twice(dns: FakeDns) -> None:
     assert found == [("zk1", "127.0.0.1", 2181), ("zk1", "127.0.0.2", 2181)]
 
 
+@pytest.mark.shows("faults#dns-is-silent-or-wrong")
 def test_names__changed(dns: FakeDns) -> None:
     """A new answer replaces what was known: the old address may belong to another program."""
     names = Names([("zk1", 2181)])
@@ -88,6 +89,7 @@ def test_names__dns_fails(dns: FakeDns, answer: Answer, reason: str) -> None:
     assert found == [("zk1", "127.0.0.1", 2181), ("zk2", "127.0.0.2", 2181)]
 
 
+@pytest.mark.shows("faults#dns-is-silent-or-wrong")
 def test_names__late_answer(dns: FakeDns) -> None:
     """A look-up that outlasts its share goes on, alone; its answer is known later."""
     names = Names([("zk1", 2181)])
@@ -151,6 +153,7 @@ def test_names__no_thread(dns: FakeDns, monkeypatch: pytest.MonkeyPatch) -> None
     assert failures == dict.fromkeys(("zk1", "zk2"), "can't start new thread")
 
 
+@pytest.mark.shows("faults#dns-is-silent-or-wrong")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_names__fork(dns: FakeDns) -> None:
     """A forked child knows what its parent knew, and waits for no look-up of the parent."""

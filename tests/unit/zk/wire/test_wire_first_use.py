@@ -71,6 +71,7 @@ assert tokens
 """
 
 
+@pytest.mark.shows("faults#it-forks-while-another-thread-makes-a-connection")
 @pytest.mark.parametrize("meanwhile", [FORK, SIGNAL], ids=["fork", "signal"])
 def test_first_use__meanwhile(meanwhile: str) -> None:
     """The forked child and the handler of the signal take their first lock, as if kazoo had been imported before."""

@@ -25,6 +25,7 @@ def refuse(pid: int, flags: int = 0) -> int:
     raise PermissionError(1, "Operation not permitted")
 
 
+@pytest.mark.shows("faults#a-child-is-killed-and-the-system-does-not-tell-of-its-end")
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_end__is_noticed(monkeypatch: pytest.MonkeyPatch, is_refused: bool) -> None:
     """The end of each child is noticed before anybody reads it, also where a container forbids to wait for it."""

@@ -46,6 +46,7 @@ class Full(Workplace):
         return self.given_back
 
 
+@pytest.mark.shows("faults#one-worker-has-the-locks-of-many-tasks-and-no-slots-for-them")
 def test_surplus__goes_back_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind as many as Celery would keep, what was granted is released, and goes back in the order of its arrival."""
     worker = Full(monkeypatch)
@@ -86,6 +87,7 @@ def test_surplus__lock_was_released(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker.check() == ["r2"]
 
 
+@pytest.mark.shows("faults#one-worker-has-the-locks-of-many-tasks-and-no-slots-for-them")
 def test_surplus__followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits behind a task that goes back, for the same lock, goes back after it; other locks do not matter."""
     worker = Full(monkeypatch)

@@ -165,6 +165,7 @@ def test_lost__after_the_body(is_read: bool) -> None:
     assert (workplace.watcher.killed, workplace.failures, locked.verdict) == ([], [], Verdict.GRANTED)
 
 
+@pytest.mark.shows("faults#the-lock-is-lost-when-the-body-has-ended-and-the-main-process-does-not-know-of-the-end")
 def test_lost__ends_once() -> None:
     """A task that has failed for its lost lock reports no success after that."""
     workplace = Workplace()

@@ -237,6 +237,7 @@ def test_claim__of_a_thread() -> None:
     assert claimed == [False]
 
 
+@pytest.mark.shows("faults#the-lock-is-lost-when-the-body-has-ended-and-the-main-process-does-not-know-of-the-end")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_end__while_it_is_killed() -> None:
     """A body cannot end while its child is being killed: whoever reads the end knows that nothing kills the child."""
