@@ -244,7 +244,7 @@ def test_lost_broker__waiting_tasks_run_once(workshop: Any, key: str) -> None:
     workshop.entered(f"{key}:gate")
     waiting = [workshop.send("contend", key, f"{key}:run") for _ in range(3)]
     workshop.wait_count(key, 4)
-    broker_audit.cut(workshop, None)
+    broker_audit.cut_and_wait(workshop, None)
     workshop.let_go(f"{key}:gate")
     for task in waiting:
         assert workshop.result(task)["key"] == key

@@ -169,20 +169,21 @@ class GateRequest(AskingRequest):
     def on_accepted(self, pid: int, accepted: float) -> None:
         self.moved = monotonic()
         try:
-            if not self.gate.forks:
+            if self.gate.forks:
+                # A child may claim the hold and die before Celery reads its word: then Celery gives the task to another
+                # child, which acquires the lock itself, or if it was revoked acknowledges it here.
+                claimed_by = self.cell.claimed_by if self.cell is not None else None
+                if claimed_by is not None or pid != os.getpid():
+                    self._watch_child(claimed_by or pid)
+                # The lock may have been lost before it was known which child is to be killed.
+                self._update_cell()
+            else:
                 with self._changing:
                     if self.phase is Phase.OVER or self.request.revoked():
                         # It has waited in the queue of the pool. It is delivered again, was revoked or has expired.
                         raise TaskRevokedError("the task is not to run")  # noqa: TRY301 - one end for all errors
                     # From here on it is not given back.
                     self.pid = pid
-            # A child may claim the hold and die before Celery reads its word: then Celery gives the task to another
-            # child, which acquires the lock itself, or if it was revoked acknowledges it here.
-            claimed_by = self.cell.claimed_by if self.cell is not None else None
-            if claimed_by is not None or not self.gate.forks or pid != os.getpid():
-                self._watch_child(claimed_by or pid)
-            # The lock may be lost already.
-            self._update_cell()
             self._callbacks["on_accepted"](pid, accepted)
         except BaseException:
             # Or a receiver has failed, or the task is revoked with `terminate`. A child runs its body nevertheless; a
