@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--failures", type=int, default=1, help="how many worlds may go wrong before this ends")
     parser.add_argument("--steps", type=int, help="steps of a world before it comes to its end")
     parser.add_argument("--seed", type=int, help="run this world alone, and tell each step")
+    parser.add_argument("--scene", metavar="NAME", help="worlds of this scene alone")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds to cut a wrong world down (%(default)s)")
     parser.add_argument("--explore", type=int, metavar="N", help="explore small worlds, up to so many deviations")
     parser.add_argument("--small", type=int, metavar="N", help="explore that one of the small worlds alone")
@@ -57,15 +58,16 @@ def main() -> int:
         return explore_all(arguments.explore, arguments.depth, arguments.small)
     steps = arguments.steps or STEPS
     if arguments.seed is not None:
-        return tell(arguments.seed, steps)
+        return tell(arguments.seed, arguments.scene, steps)
     last = None if arguments.worlds is None else arguments.first + arguments.worlds
     seeds = itertools.count(arguments.first) if last is None else range(arguments.first, last)
     seconds = arguments.seconds if last is None else None
-    figures = search(seeds, seconds=seconds, most_failures=arguments.failures, steps=steps)
+    figures = search(seeds, scene=arguments.scene, seconds=seconds, most_failures=arguments.failures, steps=steps)
     planted = f" --plant '{arguments.plant}'" if arguments.plant else ""
     for failure in figures.failures:
-        say(f"seed {failure.setting.seed}: {failure.reason}")
-        say(f'to see all of it: make simulate ARGS="--seed {failure.setting.seed}{planted}"')
+        setting = failure.setting
+        say(f"{setting.name}: {failure.reason}")
+        say(f"""to see all of it: make simulate ARGS="--seed {setting.seed} --scene '{setting.scene}'{planted}\"""")
     say(str(figures))
     if figures.failures and arguments.patience:
         explain(
@@ -132,13 +134,13 @@ def find_all(seconds: float, *, records: bool) -> int:
     return 1 if missed else 0
 
 
-def tell(seed: int, steps: int) -> int:
+def tell(seed: int, scene: str | None, steps: int) -> int:
     """Run one world, and tell who has sent what to whom, and who has believed to hold."""
     from tests.simulation.drawing import as_text
     from tests.simulation.scenes import draw
     from tests.simulation.search import run
 
-    world, failure = run(draw(seed), steps=steps, is_told=True)
+    world, failure = run(draw(seed, scene), steps=steps, is_told=True)
     say(as_text(world.story))
     say("nothing is wrong" if failure is None else failure.reason)
     return 0 if failure is None else 1

@@ -36,7 +36,7 @@ class Plant:
     mended_by: str = ""
     # Why no world can find it, if that is so.
     harmless: str = ""
-    # How it is found: "seed 728", or "small world 3".
+    # How it is found: "seed 728", "seed 728 of leases", or "small world 3".
     found_by: str = ""
 
     @property
@@ -130,37 +130,31 @@ def find(planted: Plant, seconds: float) -> tuple[str, str]:
     return found or "ended without a word", reason
 
 
-def _find(recorded: str, seconds: float) -> tuple[str, str]:
+def _find(way: str, seconds: float) -> tuple[str, str]:
     # Not before the fault is planted.
     from tests.simulation.explore import explore, small_settings
     from tests.simulation.search import search
 
+    recorded, _, scene = way.partition(" of ")
     kind, _, number = recorded.rpartition(" ")
     if kind == "small world":
         figures = explore(list(small_settings())[int(number)], deviations=1, depth=DEPTH)
     elif kind == "seed":
-        figures = search([int(number)])
-    if recorded and figures.failures:
-        return recorded, figures.failures[0].reason.split("\n", 1)[0]
+        figures = search([int(number)], scene=scene)
+    if way and figures.failures:
+        return way, figures.failures[0].reason.split("\n", 1)[0]
     ends = time.monotonic() + seconds
-    # Others of its kind are the likeliest.
-    seeds = itertools.chain(_like(int(number)) if kind == "seed" else (), itertools.count())
-    figures = search(seeds, seconds=seconds)
+    # Others of its scene are the likeliest.
+    figures = search(itertools.count(), scene=scene or None, seconds=seconds / 2)
+    if not figures.failures:
+        figures = search(itertools.count(), seconds=seconds / 2)
     if figures.failures:
-        return f"seed {figures.failures[0].setting.seed}", figures.failures[0].reason.split("\n", 1)[0]
+        return figures.failures[0].setting.name, figures.failures[0].reason.split("\n", 1)[0]
     for position, setting in enumerate(small_settings()):
         small = explore(setting, deviations=1, depth=DEPTH, seconds=ends - time.monotonic())
         if small.failures:
             return f"small world {position}", small.failures[0].reason.split("\n", 1)[0]
     return f"not found in {figures.worlds} worlds", ""
-
-
-def _like(seed: int) -> Sequence[int]:
-    """Return the first seeds that lead to the same scene, if that leads to one."""
-    from tests.simulation.scenes import scene_of
-
-    scene = scene_of(seed)
-    return [each for each in range(1, 200_000, 2) if scene_of(each) == scene] if scene else ()
 
 
 def record(found: dict[str, str]) -> None:

@@ -153,9 +153,9 @@ def scene_of(seed: int) -> str:
     return tuple(SCENES)[seed // 2 % len(SCENES)] if seed % 2 else ""
 
 
-def draw(seed: int) -> Setting:
-    """Draw a setting: each odd seed leads to a scene, and each even one to a swarm."""
-    name = scene_of(seed)
+def draw(seed: int, scene: str | None = None) -> Setting:
+    """Draw a setting: of this scene, or of a swarm if it is empty; by itself each odd seed leads to a scene."""
+    name = scene_of(seed) if scene is None else scene
     return _draw(Random(f"scene {seed}"), seed, name) if name else swarm.draw(seed)
 
 
@@ -183,6 +183,7 @@ def _draw(dice: Random, seed: int, name: str) -> Setting:
         callers.append(CallerPlan(process=0, turns=(turn,) * 15))
     setting = Setting(
         seed=seed,
+        scene=name,
         servers=dice.choice(scene.servers),
         processes=(ProcessPlan(**process),) * count,
         callers=tuple(callers),

@@ -105,12 +105,17 @@ def run(
 
 
 def search(
-    seeds: Iterable[int], *, seconds: float | None = None, most_failures: int = 1, steps: int = STEPS
+    seeds: Iterable[int],
+    *,
+    scene: str | None = None,
+    seconds: float | None = None,
+    most_failures: int = 1,
+    steps: int = STEPS,
 ) -> Figures:
-    """Run the worlds of these seeds, until so many have failed, or the time is up."""
+    """Run the worlds of these seeds, or those of one scene, until so many have failed, or the time is up."""
     figures, began = Figures(), time.monotonic()
     for seed in seeds:
-        world, failure = run(draw(seed), steps=steps)
+        world, failure = run(draw(seed, scene), steps=steps)
         figures.add(world)
         if failure is not None:
             figures.failures.append(failure)

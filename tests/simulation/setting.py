@@ -60,6 +60,8 @@ class Setting:
     """One world, before its first step."""
 
     seed: int
+    # The name of the scene, if it is one.
+    scene: str = ""
     servers: int = 1
     processes: tuple[ProcessPlan, ...] = (ProcessPlan(),)
     callers: tuple[CallerPlan, ...] = ()
@@ -86,6 +88,11 @@ class Setting:
     haste: float = 0.1
     # The longest step of time, in seconds.
     stride: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """What finds this world again: its seed, and its scene."""
+        return f"seed {self.seed}" + (f" of {self.scene}" if self.scene else "")
 
     @property
     def most_keys(self) -> int:

@@ -35,7 +35,7 @@ def test_worlds__new() -> None:
     """Worlds that nobody has seen. A failure names its seed."""
     first = random.randrange(10**6, 10**9)
     figures = search(range(first, first + NEW))
-    assert not figures.failures, f"seed {figures.failures[0].setting.seed}: {figures.failures[0].reason}"
+    assert not figures.failures, f"{figures.failures[0].setting.name}: {figures.failures[0].reason}"
 
 
 @pytest.mark.parametrize("seed", range(6))
