@@ -52,6 +52,17 @@ def test_mirrored() -> None:
     assert mirrored("testserver/unit/test_faults_of_nodes.py") == ["testing/server/faults.py"]
 
 
+def test_architecture__says_where_to_change_what() -> None:
+    """Each file and folder in the table exists."""
+    page = (TESTS.parent / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## Where to change what")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 10
+    cells = [cell for _subject, code, tests in rows for cell in ((PACKAGE, code), (TESTS, tests))]
+    paths = [folder / path for folder, cell in cells for path in re.findall(r"`([\w/.]+)`", cell)]
+    assert [path for path in paths if not path.exists()] == []
+
+
 def alternatives(pattern: str) -> list[str]:
     """Return the patterns without braces that a pattern stands for."""
     parts = [part.split(",") for part in re.split(r"[{}]", pattern)]
