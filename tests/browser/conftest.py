@@ -15,7 +15,9 @@ import pytest
 from kazoo.client import KazooClient
 from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
 
+from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.node_data import Identity, Work
+from tests.browser import pictured_locks
 from tests.browser.site_process import Site
 from tests.browser.visitor import TIMEOUT, WIDE, Visitor
 from tests.toolbox.brokers.redis import Redis
@@ -48,6 +50,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for marker in (pytest.mark.browser, pytest.mark.celery, pytest.mark.zookeeper):
                 item.add_marker(marker)
             item.add_marker(pytest.mark.xdist_group("browser"))
+
+
+@pytest.fixture(scope="module")
+def shop_server() -> Iterator[ZooKeeperServer]:
+    """Start a server with the locks of the screenshots."""
+    with ZooKeeperServer(zxid=pictured_locks.ZXID) as server, pictured_locks.played(server):
+        yield server
 
 
 @pytest.fixture(scope="session")

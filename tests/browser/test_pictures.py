@@ -40,13 +40,6 @@ Photograph = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
-def shop_server() -> Iterator[ZooKeeperServer]:
-    """Start a server with the locks of the screenshots."""
-    with ZooKeeperServer(zxid=pictured_locks.ZXID) as server, pictured_locks.played(server):
-        yield server
-
-
-@pytest.fixture(scope="module")
 def shop(open_site: OpenSite, shop_server: ZooKeeperServer) -> Iterator[Site]:
     """Start a site that shows them, always at the same time."""
     with open_site({"default": {"HOSTS": shop_server.hosts}}, now=pictured_locks.NOW) as site:

@@ -26,13 +26,6 @@ SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 
 @pytest.fixture(scope="module")
-def shop_server() -> Iterator[ZooKeeperServer]:
-    """Start a server with the locks of the screenshots."""
-    with ZooKeeperServer(zxid=pictured_locks.ZXID) as server, pictured_locks.played(server):
-        yield server
-
-
-@pytest.fixture(scope="module")
 def themed(open_site: OpenSite, shop_server: ZooKeeperServer) -> Iterator[Callable[[str], Site]]:
     """Return a function that starts a site with a theme, once."""
     sites: dict[str, Site] = {}

@@ -12,7 +12,7 @@ from django_zklock.zk.held import Held, current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from tests.contract.cancellation import BEFORE, Canceller, nothing_left
-from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.locks.pools import MakePool, is_idle
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import GRACE, wait_until
 from tests.toolbox.zookeeper.observer import Observer
@@ -138,7 +138,7 @@ def test_loop__closed_while_waiting(pool: Pool, make_pool: MakePool, observer: O
         asyncio.run(main())
         observer.wait_count(lock.paths[0], 1)
     Runner(lambda: lock.acquire(timeout=60).release()).result()
-    wait_until(lambda: not pool.sessions()[0].listeners)
+    wait_until(lambda: is_idle(pool))
 
 
 @pytest.mark.shows("faults#an-event-loop-is-closed-while-a-task-waits-in-it")
@@ -158,7 +158,7 @@ def test_loop__closed_with_a_waiter(pool: Pool, make_pool: MakePool, observer: O
         loop.close()
         held.release(wait=True)
         observer.wait_empty(lock.paths[0])
-    wait_until(lambda: not pool.sessions()[0].listeners)
+    wait_until(lambda: is_idle(pool))
     assert not waiting.done()
 
 

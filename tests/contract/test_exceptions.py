@@ -33,7 +33,7 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.session import Session
 from django_zklock.zk.waiting import AutoResetEvent, Cancellation
 from tests.contract.exception_injection import Injected, Injector, Place
-from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.locks.pools import MakePool, is_idle
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import scaled, wait_until
 from tests.toolbox.zookeeper.observer import Observer
@@ -468,7 +468,7 @@ def test_every_instant__waiting(pool: Pool, make_pool: MakePool, observer: Obser
 
     def check() -> None:
         assert held_stack() == [blocker]
-        wait_until(lambda: not pool.sessions()[0].listeners, LONG)
+        wait_until(lambda: is_idle(pool), LONG)
 
     with Lock("k", other).acquire(timeout=LONG) as blocker:
 
@@ -497,7 +497,7 @@ def test_every_instant__cancellable(pool: Pool, make_pool: MakePool, observer: O
         assert held_stack() == [blocker]
         assert not open_._wakes
         assert not cancelled._wakes
-        wait_until(lambda: not pool.sessions()[0].listeners, LONG)
+        wait_until(lambda: is_idle(pool), LONG)
 
     with Lock("k", other).acquire(timeout=LONG) as blocker:
         for cancellation in (open_, cancelled):
@@ -685,6 +685,6 @@ def test_every_instant__unreachable(make_pool: MakePool) -> None:
         rung = threading.Event()
         pool.sessions()[0].post(rung.set)
         assert rung.wait(LONG)
-        wait_until(lambda: not pool.sessions()[0].listeners, LONG)
+        wait_until(lambda: is_idle(pool), LONG)
 
     assert visit_all(cycle, check, expected=(ZooKeeperUnavailable,)) >= ACQUIRING | codes(Acquisition.end)

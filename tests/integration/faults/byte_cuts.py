@@ -5,23 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from django_zklock.zk.pool import Pool
-from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.locks.pools import MakePool, is_idle
 from tests.toolbox.threads import Runner
 
 # What stands in a frame before the path or with it: its length, the header of a reply, and the length of a text.
 LENGTH, HEADER, TEXT = 4, 16, 4
-
-
-def session_of(pool: Pool) -> int:
-    """Return the number of a pool's only session."""
-    number = pool.sessions()[0].id
-    assert number is not None
-    return number
-
-
-def idle(pool: Pool) -> bool:
-    """Whether nobody in this process holds, waits, or has a node that is still to be deleted."""
-    return not pool.sessions()[0].listeners
 
 
 # How many sessions share the bytes of a sweep: each spends its time on reconnects.
@@ -39,4 +27,4 @@ def sweep(make_pool: MakePool, sizes: int, visit: Callable[[Pool, int], None]) -
 
     for runner in [Runner(lambda lane=lane: visit_some(lane)) for lane in range(LANES)]:  # type: ignore[misc]
         runner.result(60)
-    assert all(idle(pool) for pool in pools)
+    assert all(is_idle(pool) for pool in pools)

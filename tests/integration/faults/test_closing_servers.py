@@ -44,11 +44,6 @@ def server() -> Iterator[ZooKeeperServer]:
         yield server
 
 
-@pytest.fixture
-def refusals(server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> Refusals:
-    return Refusals(server, monkeypatch)
-
-
 def connections(server: ZooKeeperServer) -> int:
     return sum(each.opcode is Opcode.CONNECT for each in server.requests.all())
 

@@ -11,8 +11,8 @@ from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.listener import LockValue
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from tests.integration.faults.byte_cuts import HEADER, LANES, LENGTH, TEXT, session_of, sweep
-from tests.toolbox.locks.pools import MakePool
+from tests.integration.faults.byte_cuts import HEADER, LANES, LENGTH, TEXT, sweep
+from tests.toolbox.locks.pools import MakePool, session_of
 from tests.toolbox.threads import waiting_in
 
 # In front of each result, and at the end of all: kind, whether it is the end, and error.

@@ -20,11 +20,11 @@ from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import Kind, name_prefix, new_guid, parse_name, semaphore
 from django_zklock.zk.waiting import monotonic
-from tests.integration.faults.byte_cuts import HEADER, LANES, LENGTH, TEXT, idle, session_of, sweep
+from tests.integration.faults.byte_cuts import HEADER, LANES, LENGTH, TEXT, sweep
 from tests.integration.faults.server_hooks import Moments
 from tests.toolbox.locks.contenders import is_watching
 from tests.toolbox.locks.losses import Losses
-from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.locks.pools import MakePool, is_idle, session_of
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy
 from tests.toolbox.threads import Runner, waiting_in
 from tests.toolbox.timing import GRACE, scaled, wait_until
@@ -118,7 +118,7 @@ def test_first_use__cut(server: ZooKeeperServer, pool: Pool, opcode: str, size: 
     held.release(wait=True)
     cut.wait()
     assert server.paths(lock.paths[0]) == []
-    assert idle(pool)
+    assert is_idle(pool)
 
 
 @pytest.mark.shows("faults#the-reply-to-a-create-is-lost")
@@ -208,7 +208,7 @@ def test_delete_reply__cut_after_a_timeout(server: ZooKeeperServer, make_pool: M
         with pytest.raises(LockTimeout):
             lock.acquire(timeout=0.5)
         cut.wait()
-        wait_until(lambda: idle(pool))
+        wait_until(lambda: is_idle(pool))
         assert server.paths(lock.paths[0]) == [held.node]
 
 
@@ -223,7 +223,7 @@ def test_delete__lost(server: ZooKeeperServer, pool: Pool) -> None:
         server.faults.drop(session_of(pool))
         assert server.paths(lock.paths[0]) == [held.node]
     wait_until(lambda: server.paths(lock.paths[0]) == [])
-    wait_until(lambda: idle(pool))
+    wait_until(lambda: is_idle(pool))
 
 
 @pytest.mark.shows("guarantees#no-way-out-leaves-a-node")
@@ -237,7 +237,7 @@ def test_create__late(server: ZooKeeperServer, pool: Pool) -> None:
         hole.requests.wait_for("create2")
         assert server.requests.count("create2") == created
     server.requests.wait_for("create2", created + 1)
-    wait_until(lambda: idle(pool))
+    wait_until(lambda: is_idle(pool))
     assert server.paths(lock.paths[0]) == []
 
 
@@ -263,7 +263,7 @@ def test_container__reaped_before_the_create(server: ZooKeeperServer, pool: Pool
         # This server's clock is mad, or somebody deletes what we make: waiting for ever would not say so.
         assert isinstance(outcome.outcome(), ZkLockError)
     assert all(moment.happened.is_set() for moment in reaped)
-    wait_until(lambda: idle(pool))
+    wait_until(lambda: is_idle(pool))
 
 
 @pytest.mark.shows("faults#a-queue-is-deleted")
@@ -297,7 +297,7 @@ def test_queue_deleted__joining(server: ZooKeeperServer, make_pool: MakePool, mo
         assert later.token > held.token
         later.check()
     wait_until(lambda: held.lost)
-    wait_until(lambda: idle(pool))
+    wait_until(lambda: is_idle(pool))
 
 
 @pytest.mark.shows("faults#another-message-is-lost")
@@ -510,7 +510,7 @@ def test_black_hole__holding(server: ZooKeeperServer, make_pool: MakePool, direc
         follower.result()
     assert lost_before_the_next_holds == [True]
     held.release()
-    wait_until(lambda: idle(pool))
+    wait_until(lambda: is_idle(pool))
 
 
 # Notifications.

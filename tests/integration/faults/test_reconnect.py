@@ -40,11 +40,6 @@ def server() -> Iterator[ZooKeeperServer]:
         yield server
 
 
-@pytest.fixture
-def refusals(server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> Refusals:
-    return Refusals(server, monkeypatch)
-
-
 def session_of(pool: Pool) -> Session:
     (session,) = pool.sessions()
     return session

@@ -28,7 +28,7 @@ from tests.integration.refusing_server import (
     UNHEARD_OF,
     Refusals,
 )
-from tests.toolbox.locks.pools import MakePool, timers_of
+from tests.toolbox.locks.pools import MakePool, is_idle, session_of, timers_of
 from tests.toolbox.protocol.error_codes import CODES_OF_ZOOKEEPER, UNKNOWN
 from tests.toolbox.threads import Runner, waiting_in
 from tests.toolbox.timing import scaled, wait_until
@@ -43,25 +43,9 @@ def server() -> Iterator[ZooKeeperServer]:
         yield server
 
 
-@pytest.fixture
-def refusals(server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> Refusals:
-    return Refusals(server, monkeypatch)
-
-
-def session_of(pool: Pool) -> int:
-    number = pool.sessions()[0].id
-    assert number is not None
-    return number
-
-
-def idle(pool: Pool) -> bool:
-    """Whether nothing in this process holds, waits, or has a node that is still to be deleted."""
-    return not pool.sessions()[0].listeners
-
-
 def end(server: ZooKeeperServer, pool: Pool, lock: LockValue) -> None:
     """See that nothing is left."""
-    wait_until(lambda: idle(pool))
+    wait_until(lambda: is_idle(pool))
     assert [path for each in lock.paths for path in server.paths(each)] == []
 
 
@@ -237,7 +221,7 @@ def test_release__unconfirmed(
     assert server.paths(held.lock.paths[0]) == [held.node]
     assert [record for record in caplog.records if "event=release_unconfirmed" in record.getMessage()]
     refusal.end()
-    wait_until(lambda: idle(pool))
+    wait_until(lambda: is_idle(pool))
     # Pursued as long as it can succeed.
     assert server.paths(held.lock.paths[0]) == ([held.node] if code == NO_AUTH else [])
 
@@ -262,7 +246,7 @@ def test_release__many_share_the_pause(
     for held in holds:
         held.release()
     refusal.wait_for(50)
-    wait_until(lambda: idle(pool))
+    wait_until(lambda: is_idle(pool))
     assert not any(server.paths(held.lock.paths[0]) for held in holds)
     # Those that arrive at the server one by one, while it answers the first of them, meet a pause each at most.
     assert 1 <= len(timers) < 25
@@ -337,7 +321,7 @@ def test_search__may_not_list(server: ZooKeeperServer, pool: Pool, refusals: Ref
         if left:
             assert isinstance(waiter.outcome(30), ZooKeeperUnavailable)
     assert isinstance(waiter.outcome(30), ZkLockError)
-    wait_until(lambda: idle(pool))
+    wait_until(lambda: is_idle(pool))
 
 
 # Other kinds.
@@ -375,7 +359,7 @@ def test_coalesced(server: ZooKeeperServer, make_pool: MakePool, refusals: Refus
     with pytest.raises(AlreadyAwaited):
         Lock("k", pool, coalesces="work").acquire(timeout=120)
     assert refusal.count == 2
-    wait_until(lambda: idle(pool))
+    wait_until(lambda: is_idle(pool))
     assert len(server.paths(held.lock.paths[0])) == 2
     held.release()
     waiter.result(30).release(wait=True)

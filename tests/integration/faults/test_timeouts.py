@@ -17,7 +17,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import search
 from django_zklock.zk.waiting import boottime
 from tests.toolbox.locks.contenders import is_watching
-from tests.toolbox.locks.pools import MakePool, wire_of
+from tests.toolbox.locks.pools import MakePool, is_idle, wire_of
 from tests.toolbox.network.port import free_port
 from tests.toolbox.threads import Runner, waiting_in
 from tests.toolbox.timing import GRACE, MAX_SESSION, scaled, wait_until
@@ -154,7 +154,7 @@ def test_tiny_timeout__slow(server: ZooKeeperServer, make_pool: MakePool, timeou
         asyncio.run(lock.aacquire(timeout)) if asynchronous else lock.acquire(timeout)
     assert f"within {timeout:g} s" in str(caught.value)
     assert (caught.value.key, caught.value.timeout, caught.value.holder) == ("k", timeout, None)
-    wait_until(lambda: not pool.sessions()[0].listeners)
+    wait_until(lambda: is_idle(pool))
     assert server.paths(lock.paths[0]) == []
 
 

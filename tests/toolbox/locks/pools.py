@@ -28,3 +28,15 @@ def actions_of(pool: Pool) -> BackgroundCalls:
     """Return the threads of a pool for short calls."""
     assert isinstance(pool.actions, BackgroundCalls)
     return pool.actions
+
+
+def session_of(pool: Pool) -> int:
+    """Return the number of a pool's only session."""
+    number = pool.sessions()[0].id
+    assert number is not None
+    return number
+
+
+def is_idle(pool: Pool) -> bool:
+    """Tell whether nothing in the only session of a pool holds, waits, or has a node that is still to be deleted."""
+    return not pool.sessions()[0].listeners

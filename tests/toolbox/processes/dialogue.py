@@ -15,6 +15,7 @@ import pytest
 
 from tests.toolbox.processes.interruption import postponed
 from tests.toolbox.processes.reaper import Reaper
+from tests.toolbox.processes.started import Started
 from tests.toolbox.timing import scaled
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Lines:
         return self._lines.empty()
 
 
-class Dialogue:
+class Dialogue(Started):
     """Run a program with pipes for stdin and stdout; a subclass chooses the program and sorts its output.
 
     A separate thread calls ``hear`` with each line. The program ends when its stdin is closed; otherwise it is killed,
@@ -130,13 +131,3 @@ class Dialogue:
         Reaper.current().forget_group(process.pid)
         self._thread.join(timeout)
         process.stdout.close()
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, ClassVar
 from tests.toolbox.processes.folder import make_folder, remove_folder
 from tests.toolbox.processes.interruption import postponed
 from tests.toolbox.processes.reaper import Reaper
+from tests.toolbox.processes.started import Started
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-    from types import TracebackType
     from typing import Self
 
 # How long one look at a process lasts; the wait ends earlier when the process does.
@@ -44,7 +44,7 @@ class StartError(Exception):
         return "\n".join([self.message, *(f"  | {line}" for line in self.log.splitlines())])
 
 
-class Process:
+class Process(Started):
     """Start, stop, pause and kill one program; a subclass says what to run and how to see that it is ready.
 
     The program runs in a process group of its own, so Ctrl-C at the terminal does not reach it and its
@@ -208,20 +208,6 @@ class Process:
         """Stop the program and remove its folder."""
         self.stop()
         remove_folder(self.folder)
-
-    def __enter__(self) -> Self:
-        """Start the program."""
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Stop the program and remove its folder."""
-        self.close()
 
     def __repr__(self) -> str:
         """Name the program and its process."""

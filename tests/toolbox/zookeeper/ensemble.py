@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.processes.process import GLANCE
+from tests.toolbox.processes.started import Started
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import TracebackType
     from typing import Self
 
 
-class Ensemble:
+class Ensemble(Started):
     """A quorum; each of its ``nodes`` can be stopped, killed, paused and started again on its own."""
 
     def __init__(
@@ -99,20 +99,6 @@ class Ensemble:
     def followers(self) -> list[ZooKeeper]:
         """Return the servers that follow a leader now."""
         return [node for node in self.nodes if _state(node) == "follower"]
-
-    def __enter__(self) -> Self:
-        """Start all servers."""
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Stop all servers and remove their data."""
-        self.close()
 
 
 def _state(node: ZooKeeper) -> str | None:

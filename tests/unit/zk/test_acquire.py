@@ -20,7 +20,7 @@ from django_zklock.zk.session import Session
 from django_zklock.zk.waiting import Cancellation
 from tests.toolbox.locks.contenders import is_watching
 from tests.toolbox.locks.losses import Losses
-from tests.toolbox.locks.pools import MakePool
+from tests.toolbox.locks.pools import MakePool, is_idle
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import GRACE, wait_until
 
@@ -77,7 +77,7 @@ def test_cancel__in_each_state(pool: Pool, make_pool: MakePool, state: State) ->
         blocker.release()
     with other.acquire(timeout=120):
         pass
-    wait_until(lambda: not pool.sessions()[0].listeners)
+    wait_until(lambda: is_idle(pool))
 
 
 def test_loss__told_when_the_reason_is_known(pool: Pool) -> None:
