@@ -59,8 +59,8 @@ class Acquisition:
 
     # Thousands may wait in one process.
     __slots__ = (
-        "__weakref__", "_asked_at", "_began", "_cancellation", "_contention", "_deadline", "_holder_deadline",
-        "_holder_reads", "_in_queue", "_may_be_taken", "_owner", "_possession", "_response_deadline", "_system",
+        "__weakref__", "_asked_at", "_began", "_cancellation", "_deadline", "_holder_deadline", "_holder_reads",
+        "_is_announced", "_is_contended", "_may_be_taken", "_owner", "_possession", "_response_deadline", "_system",
         "_thread", "_wants_holder", "contender", "held", "is_waiting", "lock", "timeout", "wake",
     )  # fmt: skip
 
@@ -98,11 +98,11 @@ class Acquisition:
         self._deadline = math.inf if timeout is None else self._began + timeout
         # On the clock of leases.
         self._asked_at = self._system.boottime()
-        self._in_queue = False
         # Until when the holder is read after the deadline, and how often it had been read before that.
         self._holder_deadline = math.inf
         self._holder_reads = 0
-        self._contention = False
+        # The caller has begun to wait, and has been told so.
+        self._is_contended = self._is_announced = False
         self.contender = self._new_contender()
         # Those that wait for this one wait for the lock too.
         for owner in () if caller is None else (caller.owner, *caller.outer):
@@ -181,8 +181,8 @@ class Acquisition:
             self.is_waiting = False
             contender.forget_caller()
             return True
-        if contender.state is State.WAITING and not contender.wants_holder and not self._in_queue:
-            self._in_queue = self._contention = True
+        if contender.state is State.WAITING and not contender.wants_holder:
+            self._is_contended = True
         self._check_deadlines()
         return False
 
@@ -261,8 +261,9 @@ class Acquisition:
 
     def newly_contended(self) -> bool:
         """Return ``True`` once, when the caller has begun to wait."""
-        contention, self._contention = self._contention, False
-        return contention
+        is_new = self._is_contended and not self._is_announced
+        self._is_announced = self._is_contended
+        return is_new
 
     def end(self) -> None:
         """Leave in any state. It may be called at any time and more than once."""

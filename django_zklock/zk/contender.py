@@ -107,7 +107,7 @@ class Contender(Script):
     # Thousands may wait in one process.
     __slots__ = (
         "_blocked", "_coalesces", "_holder_of", "_is_left_behind", "_notify", "_reserved", "_when_deleted",
-        "answered", "data", "error", "guid", "has_deadline", "holder", "holder_reads", "is_taken",
+        "answered", "data", "error", "guid_in_doubt", "has_deadline", "holder", "holder_reads", "is_taken",
         "loss_reason_pending", "lost", "mark", "places", "revoked", "rule", "state", "token", "wait", "wants_holder",
     )  # fmt: skip
 
@@ -156,7 +156,7 @@ class Contender(Script):
         self._blocked = 0
         # Nodes with this GUID may exist whose names are not known here: the reply to their creation is not here, or was
         # lost. Apache Curator calls that protection.
-        self.guid = ""
+        self.guid_in_doubt = ""
         self._coalesces = coalesces
         # What the names of our nodes say about the call, if other calls may be skipped for it.
         self.mark = coalesces if stays else None
@@ -256,7 +256,7 @@ class Contender(Script):
         was_new = self.state is State.NEW
         self.state = State.GONE if was_new else State.LEAVING
         # While it is not known which nodes exist, the recipe goes on until it is, and then deletes them.
-        if not was_new and not self.guid:
+        if not was_new and not self.guid_in_doubt:
             for place in self.places:
                 place.end_turn(Turn.RELEASED if was_held else Turn.NONE)
             self.begin(self._recipe())
@@ -330,7 +330,7 @@ class Contender(Script):
         """The session has ended, and our nodes are deleted: join again, unless that was a hold, or we leave."""
         self.lose(reason)
         self.stop()
-        self.guid = ""
+        self.guid_in_doubt = ""
         for place in self.places:
             place.node_gone()
         if self.state in {State.HELD, State.LEAVING}:
@@ -410,7 +410,8 @@ class Contender(Script):
             if self.rule.must_wait(queue):
                 blockers = tuple([f"{place.path}/{node.name}" for node in self.rule.blockers(queue)])
                 self.session.strays.taken(place.path, blockers, self.session.timeout)
-                self.is_taken, self._holder_of, self.state = True, place, State.LEAVING
+                self.is_taken, self._holder_of = True, place
+                self.state = State.LEAVING
                 return
 
     def _create(self) -> RequestScript[None]:
@@ -438,7 +439,7 @@ class Contender(Script):
             except wire.KazooException:
                 self._not_created()
                 raise
-        self.guid = ""
+        self.guid_in_doubt = ""
         if names is None:
             return
         self._blocked = len(self.places)
@@ -465,8 +466,8 @@ class Contender(Script):
             # are rarely all new. The contenders that join meanwhile rely on this request, which is before theirs.
             known.add(self.places[0].path)
             self._make_parent(self.places[0], [], with_ancestors=False)
-        self.guid = new_guid(self.mark, session.system.urandom)
-        prefix = name_prefix(self.guid, self.rule.kind, self.rule.limit)
+        self.guid_in_doubt = new_guid(self.mark, session.system.urandom)
+        prefix = name_prefix(self.guid_in_doubt, self.rule.kind, self.rule.limit)
         stems = [f"{place.path}/{prefix}" for place in self.places]
         session.wire.create(stems, self.data, reply)
         for place in self.places:
@@ -492,7 +493,7 @@ class Contender(Script):
     def _not_created(self) -> None:
         """Need no list of queues in which we are not."""
         self.drop_answers()
-        self.guid = ""
+        self.guid_in_doubt = ""
         for place in self.places:
             self.session.known_queues.discard(place.path)
 
@@ -506,7 +507,7 @@ class Contender(Script):
         refusals = [each for each in queues if isinstance(each, Exception)]
         is_unread = bool(refusals)
         readable = [() if isinstance(each, Exception) else each for each in queues]
-        found = [next((node.name for node in queue if node.guid == self.guid), None) for queue in readable]
+        found = [next((node.name for node in queue if node.guid == self.guid_in_doubt), None) for queue in readable]
         if all(found):
             paths = [f"{place.path}/{name}" for place, name in zip(self.places, found, strict=True)]
             # Some servers keep what a leader has written without a majority (see `delete_stray`): the node of this
@@ -526,7 +527,7 @@ class Contender(Script):
                 self._leave_behind([place], outcome)
         if not is_unread:
             # No node is left, except where its deletion was refused.
-            self.guid = ""
+            self.guid_in_doubt = ""
         if refusals:
             raise refusals[0]
         return None
@@ -542,13 +543,13 @@ class Contender(Script):
 
     def ended(self, _value: object, error: Exception | None) -> None:
         if self.state is State.LEAVING:
-            if error is not None and (self.guid or not isinstance(error, wire.KazooException)):
+            if error is not None and (self.guid_in_doubt or not isinstance(error, wire.KazooException)):
                 self._leave_behind(self.places, error)
             self._finish()
         elif error is not None:
-            if self.guid:
+            if self.guid_in_doubt:
                 self._leave_behind(self.places, error)
-                self.guid = ""
+                self.guid_in_doubt = ""
             self.leave(error)
 
     def _finish(self) -> None:
@@ -605,7 +606,7 @@ class Contender(Script):
         again (ZOOKEEPER-4712): the node of which T1 knows nothing then stays until the session ends.
         """
         found = parse_name(name)
-        pending = [each.guid for each in list(self.session.listeners) if isinstance(each, Contender)]
+        pending = [each.guid_in_doubt for each in list(self.session.listeners) if isinstance(each, Contender)]
         if found is not None and found.guid not in pending:
             delete = partial(self.session.wire.delete, f"{place.path}/{name}")
             log = partial(logger.warning, "event=stray_deleted path=%s node=%s", place.path, name)

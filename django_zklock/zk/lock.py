@@ -354,20 +354,6 @@ class Lock:
             )
         return NotHeld(f"lock {self.key!r} is not held here: it was released inside its own block", key=self.key)
 
-    # What looks right, and would do nothing. Templates of Django call what can be called, unless this is true.
-
-    do_not_call_in_templates = True
-
-    def __call__(self, *_arguments: object, **_options: object) -> Never:
-        """Say what was meant: a lock is no decorator."""
-        raise TypeError(f"zk_lock makes a lock and does not decorate: write @zk_locked({self.key!r}) above a function")
-
-    def __bool__(self) -> Never:
-        """Say what was meant: a lock is neither held nor free, but a name."""
-        raise TypeError(
-            f"a lock has no truth value: write `with lock:`, or `if held := lock.try_acquire():` for lock {self.key!r}"
-        )
-
     def _find_block(self) -> Held | None:
         """Return the hold of the block that ends here, ``None`` if it could be any of several, or is none."""
         blocks: list[Held] = list(self._blocks)
@@ -384,6 +370,20 @@ class Lock:
             if candidates and all(held._possession is candidates[0]._possession for held in candidates):
                 return candidates[-1]
         return None
+
+    # What looks right, and would do nothing. Templates of Django call what can be called, unless this is true.
+
+    do_not_call_in_templates = True
+
+    def __call__(self, *_arguments: object, **_options: object) -> Never:
+        """Say what was meant: a lock is no decorator."""
+        raise TypeError(f"zk_lock makes a lock and does not decorate: write @zk_locked({self.key!r}) above a function")
+
+    def __bool__(self) -> Never:
+        """Say what was meant: a lock is neither held nor free, but a name."""
+        raise TypeError(
+            f"a lock has no truth value: write `with lock:`, or `if held := lock.try_acquire():` for lock {self.key!r}"
+        )
 
 
 def _several(given: Sequence[str]) -> tuple[str, ...]:

@@ -612,7 +612,7 @@ def test_stray__creation_unanswered(stray: tuple[Lock, str], server: ZooKeeperSe
     other = Acquisition(lock, None, lambda: None).contender
     node = parse_name(path.rpartition("/")[2])
     assert node is not None
-    other.guid = node.guid
+    other.guid_in_doubt = node.guid
     with session.monitor:
         session.add_listener(other)
     with pytest.raises(LockTimeout):

@@ -78,11 +78,11 @@ class Slots:
         """Use the slots that the gate has: first for requests that are decided, and hold their locks without one."""
         while self.in_hand:
             self._asking = [request for request in self._asking if request.phase is Phase.JOINING]
-            is_kept = self.in_hand <= len(self._asking)
-            ready = (each for each in self._decided.values() if not is_kept or not each.is_ahead)
+            all_are_kept = self.in_hand <= len(self._asking)
+            ready = (each for each in self._decided.values() if not all_are_kept or not each.is_ahead)
             if (decided := next(ready, None)) is not None:
                 decided.guarded(decided.submit)
-            elif is_kept:
+            elif all_are_kept:
                 break
             else:
                 self.in_hand -= 1
