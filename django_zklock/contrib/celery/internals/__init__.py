@@ -62,9 +62,9 @@ tasks.autoretry_options     app.autoretry: autoretry_for             autoretry r
                             dont_autoretry_for                       a warning says so
 tasks.wraps_for_pydantic    app.base: pydantic_wrapper (5.5)         such a task waits in its      test_tasks_pydantic
                                                                      slot; the doctor says so
-tasks.keep_headers          app.task: headers                        a retry sends a ticket, which test_gate_waiting
+tasks.keep_headers          app.task: headers                        a retry sends a ticket, which test_tasks
                                                                      no message can contain
-tasks.current_request       app.task: request_stack                  a key that is made from the   test_gate_waiting
+tasks.current_request       app.task: request_stack                  a key that is made from the   test_tasks
                                                                      request fails
 scheduler.store_schedule    beat: _do_sync                           a beat that stops may send a  test_beat
                                                                      run once more
