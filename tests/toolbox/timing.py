@@ -23,12 +23,12 @@ from collections.abc import Callable
 from typing import Any
 
 VARIABLE = "ZKLOCK_SLOWNESS"
-# Seconds for the probes, one for each core and all at once. On two cores of a server, an Intel Xeon, each takes 0.2 of
-# computing; what is a quarter slower counts as quiet.
-QUIET = 0.25
+# Seconds for the probes, one for each core and all at once. On two cores of a server, an Intel Xeon, each takes 0.8 of
+# computing; what is a quarter slower counts as quiet. Within less a scheduler lets a new program catch up with others.
+QUIET = 1.0
 # Beyond this the tests would take hours.
 MOST = 10.0
-_PROBE = "number = 0\nfor each in range(1_000_000): number = (3 * number + each) & 65535"
+_PROBE = "number = 0\nfor each in range(4_000_000): number = (3 * number + each) & 65535"
 
 # Most tests wait for something: with two at once a core has nothing to do for two fifths of the time.
 PROCESSES_PER_CORE = 4
@@ -42,7 +42,7 @@ def cores() -> int:
 
 
 def measure() -> float:
-    """Return how many times longer than on a quiet machine programs take that use every core; takes 0.2 seconds then.
+    """Return how many times longer than on a quiet machine programs take that use every core; takes 0.8 seconds then.
 
     Programs, because a limit to the whole of them (a cgroup's, of half a core each) leaves a single one its own core.
     """
