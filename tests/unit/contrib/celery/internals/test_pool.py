@@ -54,7 +54,8 @@ def request_of_application() -> Any:
     """Return a request of the class that Celery derives from the one that a task names."""
     app = Celery("pools", broker="memory://")
 
-    @app.task(name="report")
+    # Not in every other application too.
+    @app.task(name="report", shared=False)
     def task() -> None: ...
 
     worker_pool = SimpleNamespace(apply_async=None)
