@@ -201,9 +201,9 @@ def main() -> None:
             for _ in range(parked):
                 workshop.send("shared_below", key)
             workshop.wait_count(key, parked + 1, TIMEOUT)
-            crowded, after = throughput(workshop), status(pid)["VmRSS"]
+            full, after = throughput(workshop), status(pid)["VmRSS"]
             print(f"gate: {parked} parked take {(after - before) / 1024:.1f} MB; unrelated tasks a second: "
-                  f"{idle:.0f} before, {crowded:.0f} then ({crowded / idle:.0%})")  # fmt: skip
+                  f"{idle:.0f} before, {full:.0f} then ({full / idle:.0%})")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ STANDSTILL = 60.0
 # Seconds, more than a session and the next connect may take: deposits that are not done by then have failed.
 OUTAGE = 20.0
 # Seconds between two looks at the database.
-GLANCE = 0.1
+POLL_INTERVAL = 0.1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -118,7 +118,7 @@ def _play(deposits: Round, stage: Stage) -> None:
         done = 0
         deadline = time.monotonic() + STANDSTILL
         while done < DEPOSITS:
-            time.sleep(GLANCE)
+            time.sleep(POLL_INTERVAL)
             _mind_interrupt()
             stage.check()
             before, done = done, deposits.done()
@@ -157,7 +157,7 @@ def _stay(stage: Stage) -> None:
             moved, is_out = now, True
         # Never more than the worker can take at once: nothing piles up while the demo is left alone.
         trickle.send(PROCESSES - trickle.on_their_way())
-        time.sleep(GLANCE)
+        time.sleep(POLL_INTERVAL)
 
 
 if __name__ == "__main__":

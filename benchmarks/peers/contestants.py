@@ -37,7 +37,7 @@ def curator_client(recipe: str) -> Callable[[], list[str]]:
 class Contestant:
     """A library of locks, or the floor.
 
-    ``kinds`` are the loads that it can do, and ``crowds`` tells whether its contenders can wait for each other.
+    ``kinds`` are the loads that it can do, and ``can_wait`` tells whether its contenders can wait for each other.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Contestant:
     service: str
     kinds: frozenset[str]
     arguments: Callable[[], list[str]]
-    crowds: bool = True
+    can_wait: bool = True
     # Whether its runtime compiles the code while it runs.
     warms_up: bool = False
 
@@ -71,6 +71,6 @@ CONTESTANTS = {
         ),
         Contestant("redis-py", "redis-py", REDIS, EXCLUSIVE, python_client("redis-py")),
         Contestant("python-redis-lock", "python-redis-lock", REDIS, EXCLUSIVE, python_client("python-redis-lock")),
-        Contestant("raw", "raw socket", ZOOKEEPER, EXCLUSIVE, python_client("raw"), crowds=False),
+        Contestant("raw", "raw socket", ZOOKEEPER, EXCLUSIVE, python_client("raw"), can_wait=False),
     )
 }  # fmt: skip

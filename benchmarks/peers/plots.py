@@ -21,7 +21,7 @@ from benchmarks.peers.summary import Summary
 from benchmarks.peers.tables import ALONE, DELAYED, PROCESSES, TASKS, THREADS, label
 
 MICRO, MILLI = 1e-6, 1e-3
-CROWDS = [2, 8, 32]
+CONTENDERS = [2, 8, 32]
 DELAYS = [0, 1, 10]
 # Colours that differ for the colour-blind too (Okabe and Ito), on white and on black.
 COLOURS = {
@@ -104,14 +104,14 @@ def lines(axes: Axes, results: Results, scenarios: list[str], places: list[int],
             axes.plot(*zip(*points, strict=True), marker=MARKERS[name], color=COLOURS[name], label=label(name))
 
 
-def crowds(results: Results, figure: Figure) -> None:
+def contenders(results: Results, figure: Figure) -> None:
     """Draw the time of a turn over the number of contenders."""
     for axes, title, scenarios in zip(
         figure.subplots(1, 2, sharey=True), ("threads", "processes"), (THREADS, PROCESSES), strict=True
     ):
-        lines(axes, results, list(scenarios), CROWDS, MICRO)
+        lines(axes, results, list(scenarios), CONTENDERS, MICRO)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(CROWDS, map(str, CROWDS))
+        axes.set_xticks(CONTENDERS, map(str, CONTENDERS))
         set_log_scale(axes)
         axes.set_xlabel(f"contenders, {title}")
     figure.axes[0].set_ylabel("one turn, µs")
@@ -173,7 +173,7 @@ def legend(figure: Figure) -> None:
 # By the name of the file: what draws it, which scenario it needs, and its height in inches.
 PLOTS: dict[str, tuple[Callable[[Results, Figure], None], str, float]] = {
     "alone": (alone, "alone", 2.6),
-    "crowds": (crowds, "threads-2", 4.2),
+    "contenders": (contenders, "threads-2", 4.2),
     "delays": (delays, "threads-8-10ms", 4.2),
     "tasks": (tasks, "tasks", 1.6),
     "ceiling": (ceiling, "ceiling", 4.0),

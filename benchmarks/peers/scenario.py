@@ -60,7 +60,7 @@ class LockScenario:
     def contestants(self) -> list[Contestant]:
         """Return the contestants that take part."""
         able = [each for each in CONTESTANTS.values() if self.kind in each.kinds]
-        return [each for each in able if each.crowds or self.contenders == 1]
+        return [each for each in able if each.can_wait or self.contenders == 1]
 
     @contextmanager
     def open(self, arena: Arena) -> Iterator[dict[str, Round]]:

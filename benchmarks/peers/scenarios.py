@@ -10,22 +10,22 @@ from benchmarks.peers.sessions import SessionScenario
 from benchmarks.peers.tiny_tasks import TinyTaskScenario
 from benchmarks.peers.waiters import WaiterScenario
 
-CROWDS = (2, 8, 32)
+CONTENDERS = (2, 8, 32)
 # Each way, in milliseconds.
 DELAYS = (1, 10)
 # With a longer delay a round needs more time for the same number of cycles, and the rounds differ less.
 SECONDS_BY_DELAY = {1: 0.6, 10: 1.2}
 ROUNDS_BY_DELAY = {1: None, 10: 3}
-# A large crowd needs some of the time until all have joined for the first time.
-SECONDS_BY_CROWD = {2: 0.4, 8: 0.4, 32: 1.0}
+# Many contenders need some of the time until all have joined for the first time.
+SECONDS = {2: 0.4, 8: 0.4, 32: 1.0}
 SECONDS_OF_OTHERS = 0.4
 
 ALL: tuple[Scenario, ...] = (
     LockScenario(name="alone"),
-    *(LockScenario(name=f"threads-{count}", contenders=count, seconds=SECONDS_BY_CROWD[count]) for count in CROWDS),
+    *(LockScenario(name=f"threads-{count}", contenders=count, seconds=SECONDS[count]) for count in CONTENDERS),
     *(
-        LockScenario(name=f"processes-{count}", contenders=count, processes=True, seconds=SECONDS_BY_CROWD[count])
-        for count in CROWDS
+        LockScenario(name=f"processes-{count}", contenders=count, processes=True, seconds=SECONDS[count])
+        for count in CONTENDERS
     ),
     *(
         LockScenario(

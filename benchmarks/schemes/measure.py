@@ -12,7 +12,7 @@ from benchmarks.schemes import contenders as schemes
 from benchmarks.schemes.catalogue import WRITER_EVERY, Scheme
 from benchmarks.schemes.client import Address
 from benchmarks.schemes.contenders import Contender
-from benchmarks.schemes.crowd import crowd
+from benchmarks.schemes.group import gather
 from benchmarks.schemes.tap import Tap, Traffic, mean
 
 # Seconds.
@@ -30,7 +30,7 @@ class Counts:
 async def count(scheme: Scheme, server: Address, waiters: int, *, turns: int) -> Counts:
     """Count for a number of turns, in each of which one contender releases and joins again."""
     hand_overs, joins = [], []
-    async with Tap(server) as tap, crowd(scheme, tap.address, waiters) as assembled:
+    async with Tap(server) as tap, gather(scheme, tap.address, waiters) as assembled:
 
         async def settle_all() -> None:
             # Polls have no end; this is enough for the request of the one that joins.
@@ -97,7 +97,7 @@ class Span:
 async def take_times(scheme: Scheme, server: Address, waiters: int, *, span: Span, pid: int) -> Times:
     """Take the times of hand-overs; ``pid`` is the process of the server."""
     times = Times()
-    async with crowd(scheme, server, waiters) as assembled:
+    async with gather(scheme, server, waiters) as assembled:
         # Until all have begun to wait.
         await (asyncio.sleep(schemes.POLL_INTERVAL) if scheme.polls else quiet(pid, ASSEMBLED_INTERVALS))
         began, turns = time.perf_counter(), 0

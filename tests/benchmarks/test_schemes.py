@@ -26,7 +26,7 @@ from benchmarks.schemes.catalogue import (
 )
 from benchmarks.schemes.client import Address, Client, RequestError
 from benchmarks.schemes.contenders import Contender, OneNode
-from benchmarks.schemes.crowd import crowd
+from benchmarks.schemes.group import gather
 from benchmarks.schemes.measure import Span, count, cpu_time, settle, take_times
 from benchmarks.schemes.tap import Tap
 from django_zklock.testing import ZooKeeperServer
@@ -118,7 +118,7 @@ def test_shared__readers_together(scheme: Scheme, address: Address) -> None:
     """All readers hold at the same time, and the writer behind them when the last of them has released."""
 
     async def run() -> None:
-        async with asyncio.timeout(TIMEOUT), crowd(scheme, address, 5) as assembled:
+        async with asyncio.timeout(TIMEOUT), gather(scheme, address, 5) as assembled:
             writer, *readers, next_writer = assembled.contenders
             assert (await assembled.hand_over())[0] is writer
             while len(assembled.holders) < len(readers):

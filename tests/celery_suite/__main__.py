@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.toolbox.processes.process import NotInstalledError, StartError
-from tests.toolbox.suites.comparison import Comparison, say
+from tests.toolbox.suites.comparison import Comparison, print_now
 from tests.toolbox.suites.report import Names, describe
 from tests.toolbox.suites.run import REPOSITORY, RunError
 from tests.toolbox.suites.source import SourceError, fetch_source
@@ -37,20 +37,20 @@ def main(arguments: Sequence[str]) -> int:
     comparisons = []
     try:
         source = fetch_source("celery", CACHE)
-        say(f"the tests of {source.name}; what pytest writes goes to {CACHE.relative_to(REPOSITORY)}/*.log")
+        print_now(f"the tests of {source.name}; what pytest writes goes to {CACHE.relative_to(REPOSITORY)}/*.log")
         for part in [PARTS[chosen.part]] if chosen.part else PARTS.values():
-            say(f"{part.name}: {', '.join(part.paths)}")
+            print_now(f"{part.name}: {', '.join(part.paths)}")
             comparisons.append(compare(part, source, options))
             for line in describe(comparisons[-1], NAMES):
-                say(line)
+                print_now(line)
             for test, reason in part.left_out.items():
-                say(f"         left out: {test}: {reason}")
+                print_now(f"         left out: {test}: {reason}")
     except (SourceError, RunError, NotInstalledError, StartError) as error:
-        say(f"could not run: {error}")
+        print_now(f"could not run: {error}")
         return 2
     # Where nothing passes the two ways do not differ either.
     is_good = all(each.is_good and each.passed for each in comparisons)
-    say(f"{'ok' if is_good else 'NOT OK'} after {time.monotonic() - began:.0f} s")
+    print_now(f"{'ok' if is_good else 'NOT OK'} after {time.monotonic() - began:.0f} s")
     return 0 if is_good else 1
 
 

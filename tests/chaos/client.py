@@ -129,7 +129,7 @@ class Lives:
 
         self._coalesced = vars(coalesced)
 
-    def is_told(self, word: str) -> bool:
+    def is_asked_to(self, word: str) -> bool:
         return (self._folder / word).exists()
 
     def _lock(self, turn: dict[str, Any]) -> Any:
@@ -153,7 +153,7 @@ class Lives:
     def live(self, number: str) -> None:
         """Take turns until it is time to settle."""
         dice = random.Random(f"{self.seed} {self.name} {number}")
-        while not self.is_told("settle"):
+        while not self.is_asked_to("settle"):
             outcome = self.take_turn(draw_turn(dice, slow=number == SLOW))
             pause(dice.uniform(0.0, 0.5 if outcome == AWAY else 0.02))
 
@@ -192,7 +192,7 @@ class Lives:
         import asyncio
 
         dice = random.Random(f"{self.seed} {self.name} {number}")
-        while not self.is_told("settle"):
+        while not self.is_asked_to("settle"):
             turn = draw_turn(dice, slow=number == SLOW)
             if turn["keys"][0] in COALESCED:
                 turn["do"] = f"a{turn['do']}"
@@ -230,7 +230,7 @@ class Lives:
         """Fork children that take turns with sessions of their own, one after the other; chance kills some."""
         dice = random.Random(f"{self.seed} {self.name} forks")
         for number in itertools.count():
-            if self.is_told("settle"):
+            if self.is_asked_to("settle"):
                 return
             turns = [draw_turn(dice) for _ in range(dice.randint(1, 4))]
             child = os.fork()
@@ -306,7 +306,7 @@ def settle(lives: Lives) -> None:
     from django_zklock.connections import connections
 
     write("idle", client=lives.name, **remains())
-    while not lives.is_told("close"):
+    while not lives.is_asked_to("close"):
         pause(0.05)
     connections.close_all(scaled(30))
     # The thread that writes the log ends when there is nothing to write, and an executor's has no end.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from django_zklock.testing import ZooKeeperServer
-from tests.toolbox.locks.contenders import Standing
+from tests.toolbox.locks.contenders import Contenders
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.zookeeper.any_server import Server
 from tests.toolbox.zookeeper.observer import Observer
@@ -40,12 +40,12 @@ def own_server(kind_of_server: str) -> Iterator[Server]:
 
 
 @pytest.fixture(params=["one session", "many sessions", "full sessions"])
-def standing(request: pytest.FixtureRequest, observer: Observer, make_pool: MakePool) -> Standing:
+def contenders(request: pytest.FixtureRequest, observer: Observer, make_pool: MakePool) -> Contenders:
     """Return a queue whose people share a session, as threads of a process do, and two where each has its own.
 
     The last one is of one process, where each session has room for one contender.
     """
     if request.param == "many sessions":
-        return Standing(observer, make_pool)
+        return Contenders(observer, make_pool)
     pool = make_pool(budget=1) if request.param == "full sessions" else make_pool()
-    return Standing(observer, lambda: pool)
+    return Contenders(observer, lambda: pool)

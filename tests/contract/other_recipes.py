@@ -61,7 +61,7 @@ class OfCurator(Other):
         self._closed = False
 
     def start(self) -> None:
-        self.client.tell(f"acquire {self._lock}")
+        self.client.send(f"acquire {self._lock}")
 
     def wait_granted(self) -> None:
         assert self.client.answer() == "acquired"

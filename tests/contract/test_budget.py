@@ -401,7 +401,7 @@ def test_fork(small: Pool, observer: Observer) -> None:
         assert small.close(10)
 
     with fork(work) as child:
-        assert child.hear() == "done"
+        assert child.receive() == "done"
     for each in held:
         each.check()
     assert sum(used(small)) == sum(map(room_of, held))

@@ -75,17 +75,17 @@ def test_cancel__names_the_holder(taken: Lock, observer: Observer) -> None:
     """A holder that is known is in the error."""
 
     class Curious(LockListener):
-        told = threading.Event()
+        notified = threading.Event()
 
         def wants(self, event: str) -> bool:
             return event == "contended"
 
         def notify(self, event: str, _lock: object, /, **_facts: object) -> None:
-            self.told.set()
+            self.notified.set()
 
     cancellation, lock = Cancellation(), Lock("k", taken.pool, listener=Curious())
     waiter = wait_with(lock, cancellation)
-    assert Curious.told.wait(LONG)
+    assert Curious.notified.wait(LONG)
     cancellation.cancel()
     error = waiter.outcome()
     assert isinstance(error, LockCancelled)

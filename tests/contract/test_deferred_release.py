@@ -950,7 +950,7 @@ def test_fork(lock: Lock, observer: Observer) -> None:
             call = asyncio.create_task(asyncio.to_thread(work))
             assert await asyncio.to_thread(work.begun.wait, LONG)
             with fork(partial(_release_in_fork, held)) as child:
-                assert child.hear() == 1
+                assert child.receive() == 1
             observer.wait_count(lock.paths[0], 1)
             work.end()
             await call

@@ -49,7 +49,7 @@ def test_session_ended__holding(pool: Pool, make_pool: MakePool, observer: Obser
         observer.end_session(pool)
         later = waiter.result()
         wait_until(lambda: held.lost)
-        wait_until(lambda: losses.told)
+        wait_until(lambda: losses.notified)
         with pytest.raises(LockLost):
             held.check()
         with pytest.raises(LockLost):
@@ -61,7 +61,7 @@ def test_session_ended__holding(pool: Pool, make_pool: MakePool, observer: Obser
     with lock.acquire(timeout=60) as again:
         assert held.lost
         assert not again.lost
-    assert [told for told, _ in losses.told] == [held]
+    assert [lost for lost, _ in losses.notified] == [held]
 
 
 def test_session_ended__exception_in_the_block(pool: Pool, observer: Observer) -> None:
@@ -139,8 +139,8 @@ def test_node_deleted__holding(make_pool: MakePool, observer: Observer) -> None:
     began = time.monotonic()
     wait_until(lambda: held.lost, LONG_SESSION)
     assert time.monotonic() - began < LONG_SESSION / 6 + GRACE
-    wait_until(lambda: losses.told)
-    assert "deleted" in losses.told[0][1]
+    wait_until(lambda: losses.notified)
+    assert "deleted" in losses.notified[0][1]
     held.release()
     with lock.acquire(timeout=60) as again:
         again.check()

@@ -16,7 +16,7 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from tests.toolbox.curator.clients import Curator
 from tests.toolbox.curator.installation import curator_version
-from tests.toolbox.locks.contenders import Standing, settle
+from tests.toolbox.locks.contenders import Contenders, settle
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.threads import waiting_in
 from tests.toolbox.zookeeper.any_server import Server
@@ -119,69 +119,69 @@ def java(request: pytest.FixtureRequest, server: Server, pool: Pool) -> Iterator
 
 
 @pytest.fixture
-def standing(observer: Observer, make_pool: MakePool) -> Standing:
-    return Standing(observer, make_pool)
+def contenders(observer: Observer, make_pool: MakePool) -> Contenders:
+    return Contenders(observer, make_pool)
 
 
 @pytest.mark.shows("faults#a-writer-of-curator-becomes-a-reader", "interoperate#what-is-tested")
 @pytest.mark.parametrize("rule", KEPT_OUT, ids=IDS)
-def test_downgrade__behind_the_writer(java: Downgrading, standing: Standing, rule: Rule) -> None:
+def test_downgrade__behind_the_writer(java: Downgrading, contenders: Contenders, rule: Rule) -> None:
     """A waiter that was next behind the writer is not granted the lock before the reader is gone."""
     java.write()
-    waiter = standing.join(rule)
+    waiter = contenders.join(rule)
     settle(waiter.pool)
     java.read()
     java.stop_writing()
-    standing.expect()
+    contenders.expect()
     java.stop_reading()
-    standing.expect(waiter)
+    contenders.expect(waiter)
     waiter.leave()
 
 
 @pytest.mark.shows("faults#a-writer-of-curator-becomes-a-reader")
 @pytest.mark.parametrize("rule", KEPT_OUT, ids=IDS)
-def test_downgrade__seen_with_the_writer(java: Downgrading, standing: Standing, rule: Rule) -> None:
+def test_downgrade__seen_with_the_writer(java: Downgrading, contenders: Contenders, rule: Rule) -> None:
     """A waiter that finds both nodes counts the reader as a predecessor, although its node is the younger one."""
     java.write()
-    first = standing.join(rule)
+    first = contenders.join(rule)
     settle(first.pool)
     java.read()
-    second = standing.join(WRITE)
+    second = contenders.join(WRITE)
     settle(second.pool)
     java.stop_writing()
-    standing.expect()
+    contenders.expect()
     java.stop_reading()
-    standing.expect(first)
+    contenders.expect(first)
     first.leave()
-    standing.expect(second)
+    contenders.expect(second)
     second.leave()
 
 
 @pytest.mark.shows("faults#a-writer-of-curator-becomes-a-reader")
-def test_downgrade__reader_after_the_writer(java: Downgrading, standing: Standing) -> None:
+def test_downgrade__reader_after_the_writer(java: Downgrading, contenders: Contenders) -> None:
     """The reader keeps out as long as it reads: also where it is found after the writer is gone."""
     java.write()
-    writer, reader = standing.join_all(WRITE, READ)
+    writer, reader = contenders.join_all(WRITE, READ)
     java.read()
     java.stop_writing()
-    standing.expect()
+    contenders.expect()
     assert Lock("k", writer.pool, rule=WRITE).try_acquire() is None
     java.stop_reading()
-    standing.expect(writer)
+    contenders.expect(writer)
     writer.leave()
-    standing.expect(reader)
+    contenders.expect(reader)
     reader.leave()
 
 
-def test_downgrade__our_reader(java: Downgrading, standing: Standing) -> None:
+def test_downgrade__our_reader(java: Downgrading, contenders: Contenders) -> None:
     """A reader of ours behind the writer reads together with the one that the writer becomes."""
     java.write()
-    reader = standing.join(READ)
+    reader = contenders.join(READ)
     settle(reader.pool)
     java.read()
-    standing.expect()
+    contenders.expect()
     java.stop_writing()
-    standing.expect(reader)
+    contenders.expect(reader)
     reader.leave()
     java.stop_reading()
 
@@ -215,10 +215,10 @@ def test_downgrade__try(java: Downgrading, pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("again", [1, 3])
-def test_downgrade__shown(java: Downgrading, standing: Standing, pool: Pool, again: int) -> None:
+def test_downgrade__shown(java: Downgrading, contenders: Contenders, pool: Pool, again: int) -> None:
     """The queue is shown in its order: the writer, the reader that it is too, and who waits; both of Java's hold."""
     java.write()
-    waiters = standing.join_all(*itertools.repeat(EXCLUSIVE, again))
+    waiters = contenders.join_all(*itertools.repeat(EXCLUSIVE, again))
     java.read()
     snapshot = snapshots.one_lock(pool, "k", timeout=10)
     assert [(place.kind, place.held) for place in snapshot.entries] == [

@@ -152,10 +152,10 @@ def test_thread__not_lost(ensemble: Ensemble) -> None:
     with pytest.raises(LockLost, match="was lost after"), zk_lock("k") as outer:  # noqa: PT012
         body()
         # What the body may have left is called before this.
-        told = threading.Event()
-        outer._when_lost(told.set)
+        notified = threading.Event()
+        outer._when_lost(notified.set)
         ensemble.end_session()
-        assert told.wait(LONG)
+        assert notified.wait(LONG)
         # In Python code, where an exception would arrive.
         for _ in range(1000):
             time.sleep(0)
@@ -168,10 +168,10 @@ def test_thread__not_lost(ensemble: Ensemble) -> None:
 def test_thread__lost_before_it_begins(ensemble: Ensemble) -> None:
     """A body whose lock is lost when it begins does not get far."""
     with pytest.raises(LockLost), zk_lock("k") as held:  # noqa: PT012
-        told = threading.Event()
-        held._when_lost(told.set)
+        notified = threading.Event()
+        held._when_lost(notified.set)
         break_lock(ensemble)
-        assert told.wait(LONG)
+        assert notified.wait(LONG)
         reached = []
 
         def body() -> None:
@@ -339,10 +339,10 @@ def test_task__ended_before(ensemble: Ensemble) -> None:
     async def body() -> str:
         held = current_lock()
         assert held is not None
-        told = threading.Event()
-        held._when_lost(told.set)
+        notified = threading.Event()
+        held._when_lost(notified.set)
         break_lock(ensemble)
-        assert told.wait(LONG)
+        assert notified.wait(LONG)
         return "done"
 
     with pytest.raises(LockLost, match=SAYS):
@@ -373,10 +373,10 @@ def test_task__not_lost(ensemble: Ensemble) -> None:
             async with zk_lock("k") as outer:
                 assert await body() == "done"
                 # What the body may have left is called before this, and asks the loop for something before this.
-                told = asyncio.Event()
-                outer._when_lost(lambda: _set(loop, told))
+                notified = asyncio.Event()
+                outer._when_lost(lambda: _set(loop, notified))
                 await asyncio.to_thread(ensemble.end_session)
-                await asyncio.wait_for(told.wait(), LONG)
+                await asyncio.wait_for(notified.wait(), LONG)
                 await asyncio.sleep(0)
                 reached.append(True)
 
@@ -392,12 +392,12 @@ def test_task__cancelled_by_other_code(ensemble: Ensemble) -> None:
     async def body(lose: bool) -> None:
         held = current_lock()
         assert held is not None
-        told = threading.Event()
-        held._when_lost(told.set)
+        notified = threading.Event()
+        held._when_lost(notified.set)
         begun.set()
         if lose:
             break_lock(ensemble)
-            assert told.wait(LONG)
+            assert notified.wait(LONG)
         await forever()
 
     async def main() -> None:

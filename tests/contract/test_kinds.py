@@ -12,7 +12,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, semaphore
 from tests.contract.cancellation import BEFORE, HELD, WAITING, Canceller, nothing_left
-from tests.toolbox.locks.contenders import RULES, Standing
+from tests.toolbox.locks.contenders import RULES, Contenders
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import scaled, wait_until
@@ -31,15 +31,15 @@ PAIRS = [(a, b, (a, b) in TOGETHER) for a, b in itertools.product(RULES, RULES)]
 
 @pytest.mark.shows("faults#threads-share-a-session")
 @pytest.mark.parametrize(("first", "second", "together"), PAIRS)
-def test_kinds__two_of_them(standing: Standing, first: str, second: str, together: bool) -> None:
+def test_kinds__two_of_them(contenders: Contenders, first: str, second: str, together: bool) -> None:
     """Readers share, the leases of a semaphore do up to its limit, and whatever else meets on a key takes turns."""
-    one = standing.join(RULES[first])
-    two = standing.join(RULES[second])
-    standing.expect(*(one, two) if together else (one,))
+    one = contenders.join(RULES[first])
+    two = contenders.join(RULES[second])
+    contenders.expect(*(one, two) if together else (one,))
     one.leave()
-    standing.expect(two)
+    contenders.expect(two)
     two.leave()
-    assert standing.names() == []
+    assert contenders.names() == []
 
 
 @pytest.mark.parametrize(("first", "second", "together"), PAIRS)
@@ -74,30 +74,30 @@ def test_kinds__timeout(make_pool: MakePool, observer: Observer, kind: str) -> N
 @pytest.mark.parametrize("kind", RULES)
 def test_kinds__session_ended_while_waiting(make_pool: MakePool, observer: Observer, kind: str) -> None:
     """A waiter of any kind whose session ends comes back at the end of the queue, and gets its turn."""
-    standing = Standing(observer, make_pool)
-    holder, waiting, last = standing.join_all(EXCLUSIVE, RULES[kind], EXCLUSIVE)
+    contenders = Contenders(observer, make_pool)
+    holder, waiting, last = contenders.join_all(EXCLUSIVE, RULES[kind], EXCLUSIVE)
     observer.end_session(waiting.pool)
-    standing.follow(waiting)
-    standing.expect(holder)
+    contenders.follow(waiting)
+    contenders.expect(holder)
     holder.leave()
-    standing.expect(last)
+    contenders.expect(last)
     last.leave()
     waiting.leave()
-    assert standing.names() == []
+    assert contenders.names() == []
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_kinds__node_deleted_while_waiting(standing: Standing, kind: str) -> None:
+def test_kinds__node_deleted_while_waiting(contenders: Contenders, kind: str) -> None:
     """The same when an operator deletes its node."""
-    holder, waiting, last = standing.join_all(EXCLUSIVE, RULES[kind], EXCLUSIVE)
-    standing.observer.client.delete(f"{standing.path}/{waiting.node}")
-    standing.follow(waiting)
-    standing.expect(holder)
+    holder, waiting, last = contenders.join_all(EXCLUSIVE, RULES[kind], EXCLUSIVE)
+    contenders.observer.client.delete(f"{contenders.path}/{waiting.node}")
+    contenders.follow(waiting)
+    contenders.expect(holder)
     holder.leave()
-    standing.expect(last)
+    contenders.expect(last)
     last.leave()
     waiting.leave()
-    assert standing.names() == []
+    assert contenders.names() == []
 
 
 # In asyncio.
@@ -161,44 +161,44 @@ def test_kinds__cancelled(pool: Pool, make_pool: MakePool, observer: Observer, k
 # Read and write.
 
 
-def test_read__waits_for_the_last_writer(standing: Standing) -> None:
+def test_read__waits_for_the_last_writer(contenders: Contenders) -> None:
     """The queue is fair: a reader behind a waiting writer waits, although it could join those who read."""
-    r1, r2, w1, r3, r4, w2, r5 = standing.join_all(READ, READ, WRITE, READ, READ, WRITE, READ)
-    standing.expect(r1, r2)
+    r1, r2, w1, r3, r4, w2, r5 = contenders.join_all(READ, READ, WRITE, READ, READ, WRITE, READ)
+    contenders.expect(r1, r2)
     r2.leave()
-    standing.expect(r1)
+    contenders.expect(r1)
     r1.leave()
-    standing.expect(w1)
+    contenders.expect(w1)
     w1.leave()
-    standing.expect(r3, r4)
+    contenders.expect(r3, r4)
     r3.leave()
     r4.leave()
-    standing.expect(w2)
+    contenders.expect(w2)
     w2.leave()
-    standing.expect(r5)
+    contenders.expect(r5)
     r5.leave()
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_write__waits_for_every_reader(standing: Standing, order: tuple[int, ...]) -> None:
+def test_write__waits_for_every_reader(contenders: Contenders, order: tuple[int, ...]) -> None:
     """A writer holds when the last of the readers before it is gone, in whatever order they go."""
-    readers = standing.join_all(READ, READ, READ)
-    writer = standing.join(WRITE)
+    readers = contenders.join_all(READ, READ, READ)
+    writer = contenders.join(WRITE)
     for number in order:
-        standing.expect(*(reader for reader in readers if reader.node in standing.names()))
+        contenders.expect(*(reader for reader in readers if reader.node in contenders.names()))
         readers[number].leave()
-    standing.expect(writer)
+    contenders.expect(writer)
     writer.leave()
 
 
-def test_write__gives_up(standing: Standing) -> None:
+def test_write__gives_up(contenders: Contenders) -> None:
     """Readers that stood behind a writer join the others at once when it gives up."""
-    r1 = standing.join(READ)
-    writer = standing.join_for_a_while(WRITE)
-    r2, r3 = standing.join_all(READ, READ)
-    standing.expect(r1)
+    r1 = contenders.join(READ)
+    writer = contenders.join_for_a_while(WRITE)
+    r2, r3 = contenders.join_all(READ, READ)
+    contenders.expect(r1)
     writer.end()
-    standing.expect(r1, r2, r3)
+    contenders.expect(r1, r2, r3)
     for reader in (r1, r2, r3):
         reader.leave()
 
@@ -216,28 +216,28 @@ def test_write__token_grows(make_pool: MakePool) -> None:
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_semaphore__place_given_back(standing: Standing, place: int) -> None:
+def test_semaphore__place_given_back(contenders: Contenders, place: int) -> None:
     """Whichever of the holders lets go, the first in the queue comes in, and nobody else."""
-    holders = standing.join_all(*[semaphore(3)] * 3)
-    waiters = standing.join_all(*[semaphore(3)] * 3)
-    standing.expect(*holders)
+    holders = contenders.join_all(*[semaphore(3)] * 3)
+    waiters = contenders.join_all(*[semaphore(3)] * 3)
+    contenders.expect(*holders)
     holders[place].leave()
     del holders[place]
-    standing.expect(*holders, waiters[0])
+    contenders.expect(*holders, waiters[0])
     for held in (*holders, *waiters):
         held.leave()
-    assert standing.names() == []
+    assert contenders.names() == []
 
 
-def test_semaphore__order_of_waiting(standing: Standing) -> None:
+def test_semaphore__order_of_waiting(contenders: Contenders) -> None:
     """Leases are given in the order of the queue, whether the oldest or the newest of them comes back."""
-    joined = standing.join_all(*[semaphore(2)] * 8)
+    joined = contenders.join_all(*[semaphore(2)] * 8)
     inside, waiting = joined[:2], joined[2:]
     for number in range(6):
-        standing.expect(*inside)
+        contenders.expect(*inside)
         inside.pop(number % 2).leave()
         inside.append(waiting.pop(0))
-    standing.expect(*inside)
+    contenders.expect(*inside)
     for held in inside:
         held.leave()
 
@@ -245,28 +245,28 @@ def test_semaphore__order_of_waiting(standing: Standing) -> None:
 @pytest.mark.shows("faults#a-waiter-dies-when-it-is-its-turn")
 def test_semaphore__several_places_at_once(make_pool: MakePool, observer: Observer) -> None:
     """When a process that holds several leases ends, as many of those who wait come in."""
-    standing = Standing(observer, make_pool)
+    contenders = Contenders(observer, make_pool)
     gone = make_pool()
     for _ in range(3):
-        standing.join(semaphore(3), gone)
-    waiters = standing.join_all(*[semaphore(3)] * 4)
+        contenders.join(semaphore(3), gone)
+    waiters = contenders.join_all(*[semaphore(3)] * 4)
     gone.close()
-    standing.expect(*waiters[:3])
+    contenders.expect(*waiters[:3])
     for held in waiters:
         held.leave()
 
 
-def test_semaphore__waiter_gives_up(standing: Standing) -> None:
+def test_semaphore__waiter_gives_up(contenders: Contenders) -> None:
     """Who gives up in the middle of the queue keeps nobody behind it from coming in."""
-    holders = standing.join_all(*[semaphore(2)] * 2)
-    middle = standing.join_for_a_while(semaphore(2))
-    waiters = standing.join_all(*[semaphore(2)] * 2)
+    holders = contenders.join_all(*[semaphore(2)] * 2)
+    middle = contenders.join_for_a_while(semaphore(2))
+    waiters = contenders.join_all(*[semaphore(2)] * 2)
     middle.end()
-    standing.expect(*holders)
+    contenders.expect(*holders)
     holders[1].leave()
-    standing.expect(holders[0], waiters[0])
+    contenders.expect(holders[0], waiters[0])
     holders[0].leave()
-    standing.expect(*waiters)
+    contenders.expect(*waiters)
     for held in waiters:
         held.leave()
 
@@ -301,54 +301,56 @@ def test_semaphore__waiter_gives_up(standing: Standing) -> None:
         ([2, 2, 4, 4, 4, 3], [0, 1, 3], [2, 4, 5]),
     ],
 )
-def test_semaphore__limits_differ(standing: Standing, limits: list[int], goes: list[int], inside: list[int]) -> None:
+def test_semaphore__limits_differ(
+    contenders: Contenders, limits: list[int], goes: list[int], inside: list[int]
+) -> None:
     """A holder is one of no more than its limit; those who wait come in by turns as soon as all limits allow it."""
-    joined = standing.join_all(*map(semaphore, limits))
+    joined = contenders.join_all(*map(semaphore, limits))
     for number in goes:
         joined[number].leave()
-    standing.expect(*(joined[number] for number in inside))
+    contenders.expect(*(joined[number] for number in inside))
     left = [number for number in range(len(joined)) if number not in goes]
     for number in left:
         joined[number].leave()
-    assert standing.names() == []
+    assert contenders.names() == []
 
 
-def test_semaphore__and_exclusive(standing: Standing) -> None:
+def test_semaphore__and_exclusive(contenders: Contenders) -> None:
     """An exclusive lock on the key of a semaphore waits for every lease before it, and keeps out all behind it."""
-    a, b, alone, c, d, e = standing.join_all(semaphore(2), semaphore(2), EXCLUSIVE, *[semaphore(2)] * 3)
-    standing.expect(a, b)
+    a, b, alone, c, d, e = contenders.join_all(semaphore(2), semaphore(2), EXCLUSIVE, *[semaphore(2)] * 3)
+    contenders.expect(a, b)
     a.leave()
-    standing.expect(b)
+    contenders.expect(b)
     b.leave()
-    standing.expect(alone)
+    contenders.expect(alone)
     alone.leave()
-    standing.expect(c, d)
+    contenders.expect(c, d)
     c.leave()
-    standing.expect(d, e)
+    contenders.expect(d, e)
     d.leave()
     e.leave()
 
 
-def test_semaphore__exclusive_gives_up(standing: Standing) -> None:
+def test_semaphore__exclusive_gives_up(contenders: Contenders) -> None:
     """When an exclusive lock gives up before its turn, leases behind it come in as far as the limit allows."""
-    a, b = standing.join_all(semaphore(3), semaphore(3))
-    alone = standing.join_for_a_while(EXCLUSIVE)
-    c, d = standing.join_all(semaphore(3), semaphore(3))
-    standing.expect(a, b)
+    a, b = contenders.join_all(semaphore(3), semaphore(3))
+    alone = contenders.join_for_a_while(EXCLUSIVE)
+    c, d = contenders.join_all(semaphore(3), semaphore(3))
+    contenders.expect(a, b)
     alone.end()
-    standing.expect(a, b, c)
+    contenders.expect(a, b, c)
     b.leave()
-    standing.expect(a, c, d)
+    contenders.expect(a, c, d)
     for held in (a, c, d):
         held.leave()
 
 
-def test_kinds__all_in_one_queue(standing: Standing) -> None:
+def test_kinds__all_in_one_queue(contenders: Contenders) -> None:
     """All kinds in one queue come in by turns, as many together as their kind allows."""
     kinds = ["exclusive", "read", "read", "lease", "lease", "write", "lease", "exclusive", "read"]
-    e1, r1, r2, l1, l2, w1, l3, e2, r3 = standing.join_all(*(RULES[kind] for kind in kinds))
+    e1, r1, r2, l1, l2, w1, l3, e2, r3 = contenders.join_all(*(RULES[kind] for kind in kinds))
     for together in ([e1], [r1, r2], [l1, l2], [w1], [l3], [e2], [r3]):
-        standing.expect(*together)
+        contenders.expect(*together)
         for held in together:
             held.leave()
-    assert standing.names() == []
+    assert contenders.names() == []

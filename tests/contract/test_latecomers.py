@@ -41,9 +41,9 @@ def start(server: Server, root: str, tmp_path: Path) -> Iterator[Callable[[], Pl
 def test_write__in_time(start: Callable[[], Player], account: Account) -> None:
     """A holder that was not held up writes."""
     player = start()
-    player.hear()
-    player.say("go on")
-    assert player.hear() == "written False"
+    player.receive()
+    player.send("go on")
+    assert player.receive() == "written False"
     assert account.balance == "the latecomer's"
 
 
@@ -51,13 +51,13 @@ def test_write__in_time(start: Callable[[], Player], account: Account) -> None:
 def test_write__after_the_next_holder(start: Callable[[], Player], account: Account, make_pool: MakePool) -> None:
     """What a holder writes that has slept through the end of its session, and knows it not, is refused."""
     player = start()
-    token = int(player.hear().split()[1])
+    token = int(player.receive().split()[1])
     player.stop()
     with Lock("k", make_pool()).acquire(timeout=120) as held:
         assert held.token > token
         assert account.set("the next one's", held.token)
-        player.say("go on")
+        player.send("go on")
         player.resume()
-        assert player.hear() == "refused True"
+        assert player.receive() == "refused True"
         assert account.balance == "the next one's"
         held.check()

@@ -9,7 +9,7 @@ import pytest
 
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import semaphore
-from tests.toolbox.locks.contenders import Standing, settle
+from tests.toolbox.locks.contenders import Contenders, settle
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.toolbox.timing import wait_until
@@ -29,9 +29,9 @@ def proxy(server: Server) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def standing(observer: Observer, make_pool: MakePool) -> Standing:
+def contenders(observer: Observer, make_pool: MakePool) -> Contenders:
     """Return a queue in which everybody has a session of its own."""
-    return Standing(observer, make_pool)
+    return Contenders(observer, make_pool)
 
 
 @pytest.fixture
@@ -43,46 +43,46 @@ def disturbed(make_pool: MakePool, proxy: Proxy) -> Pool:
 
 
 @pytest.mark.shows("faults#a-waiter-dies-when-it-is-its-turn")
-def test_told__before_the_next_watches(standing: Standing, disturbed: Pool, proxy: Proxy) -> None:
+def test_notified__before_the_next_watches(contenders: Contenders, disturbed: Pool, proxy: Proxy) -> None:
     """Who comes in may say so before the one behind it, which has seen it wait, begins to watch."""
-    a, b, told = standing.join_all(TWO, TWO, TWO)
+    a, b, notified = contenders.join_all(TWO, TWO, TWO)
     proxy.pause(DOWN)
-    late = standing.join(TWO, disturbed)
+    late = contenders.join(TWO, disturbed)
     # The list too is on its way, and in it the one before waits.
     wait_until(lambda: b"".join(chunk for _, chunk in proxy.chunks).count(late.node.encode()) >= 2)
     a.leave()
-    wait_until(lambda: standing.observer.client.exists(f"{standing.path}/{told.node}").version == 1)
+    wait_until(lambda: contenders.observer.client.exists(f"{contenders.path}/{notified.node}").version == 1)
     proxy.resume()
-    standing.expect(b, told)
+    contenders.expect(b, notified)
     b.leave()
-    standing.expect(told, late)
-    told.leave()
+    contenders.expect(notified, late)
+    notified.leave()
     late.leave()
 
 
-def test_told__found_free_after_a_reconnect(standing: Standing, disturbed: Pool, proxy: Proxy) -> None:
+def test_notified__found_free_after_a_reconnect(contenders: Contenders, disturbed: Pool, proxy: Proxy) -> None:
     """Who was to wait, and learns after a reconnect that it need not, says so too."""
-    a, b = standing.join_all(TWO, TWO)
+    a, b = contenders.join_all(TWO, TWO)
     proxy.pause(DOWN)
-    found = standing.join(TWO, disturbed)
-    late = standing.join(TWO)
+    found = contenders.join(TWO, disturbed)
+    late = contenders.join(TWO)
     settle(late.pool)
     a.leave()
     proxy.resume(drop=True)
     proxy.cut()
-    standing.expect(b, found)
+    contenders.expect(b, found)
     b.leave()
-    standing.expect(found, late)
+    contenders.expect(found, late)
     found.leave()
     late.leave()
 
 
 @pytest.mark.shows("faults#another-message-is-lost")
-def test_told__lost_on_the_way(standing: Standing, disturbed: Pool, proxy: Proxy) -> None:
+def test_notified__lost_on_the_way(contenders: Contenders, disturbed: Pool, proxy: Proxy) -> None:
     """What the connection has lost is said again after a reconnect."""
-    a, b = standing.join_all(TWO, TWO)
-    telling = standing.join(TWO, disturbed)
-    late = standing.join(TWO)
+    a, b = contenders.join_all(TWO, TWO)
+    telling = contenders.join(TWO, disturbed)
+    late = contenders.join(TWO)
     lost = threading.Event()
 
     def lose(direction: str, chunk: bytes) -> bool:
@@ -94,20 +94,20 @@ def test_told__lost_on_the_way(standing: Standing, disturbed: Pool, proxy: Proxy
     proxy.on_chunk = lose
     a.leave()
     assert lost.wait(10)
-    standing.expect(b, telling)
+    contenders.expect(b, telling)
     b.leave()
-    standing.expect(telling, late)
+    contenders.expect(telling, late)
     telling.leave()
     late.leave()
 
 
 @pytest.mark.shows("faults#a-waiter-dies-when-it-is-its-turn")
 @pytest.mark.parametrize("knows", [False, True], ids=["before it knows", "before it tells"])
-def test_waiter__dies_when_it_is_its_turn(standing: Standing, disturbed: Pool, proxy: Proxy, knows: bool) -> None:
+def test_waiter__dies_when_it_is_its_turn(contenders: Contenders, disturbed: Pool, proxy: Proxy, knows: bool) -> None:
     """A waiter whose turn has come, and that dies before the next in the queue has heard of it, takes no place away."""
-    a, b = standing.join_all(TWO, TWO)
-    dying = standing.join(TWO, disturbed)
-    late, last = standing.join_all(TWO, TWO)
+    a, b = contenders.join_all(TWO, TWO)
+    dying = contenders.join(TWO, disturbed)
+    late, last = contenders.join_all(TWO, TWO)
     dead = threading.Event()
 
     def die(direction: str, chunk: bytes) -> bool:
@@ -120,9 +120,9 @@ def test_waiter__dies_when_it_is_its_turn(standing: Standing, disturbed: Pool, p
     a.leave()
     assert dead.wait(10)
     assert dying.granted is knows
-    standing.observer.end_session(disturbed)
-    standing.expect(b, late)
+    contenders.observer.end_session(disturbed)
+    contenders.expect(b, late)
     b.leave()
-    standing.expect(late, last)
+    contenders.expect(late, last)
     late.leave()
     last.leave()

@@ -73,7 +73,7 @@ def test_many(server: Server, curator: Curator, make_pool: MakePool, observer: O
             stack.callback(client.wait_closed)
             stack.callback(client.close)
         for client, rounds in zip(java, ROUNDS, strict=True):
-            client.tell(f"count {kind} {path} {counter} {rounds}")
+            client.send(f"count {kind} {path} {counter} {rounds}")
         python = [Runner(lambda n=n: count_with_kazoo(server.hosts, kind, path, counter, n)) for n in ROUNDS]  # type: ignore[misc]
         ours = [Runner(lambda n=n: count_with_ours(server.hosts, rule, make_pool(), counter, n)) for n in ROUNDS]  # type: ignore[misc]
         for runner in python + ours:

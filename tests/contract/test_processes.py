@@ -48,11 +48,11 @@ def test_counter__eight_processes(play: MakePlayer, kind_of_server: str, tmp_pat
     counter.write_text("0")
     players = [play("count", counter, rounds, timeout=20.0) for _ in range(8)]
     for player in players:
-        assert player.hear() == "ready"
+        assert player.receive() == "ready"
     for player in players:
-        player.say("go")
+        player.send("go")
     for player in players:
-        assert player.hear(300) == "done"
+        assert player.receive(300) == "done"
     assert counter.read_text() == str(8 * rounds)
     tokens = [int(line) for line in counter.with_suffix(".grants").read_text().split()]
     assert len(tokens) == 8 * rounds
@@ -63,7 +63,7 @@ def test_counter__eight_processes(play: MakePlayer, kind_of_server: str, tmp_pat
 def test_process__killed(play: MakePlayer, make_pool: MakePool) -> None:
     """The lock of a process that is killed is free within the session timeout and two ticks."""
     player = play("hold", timeout=2.0)
-    token = int(player.hear().split()[1])
+    token = int(player.receive().split()[1])
     player.process.kill()
     began = time.monotonic()
     with Lock("k", make_pool()).acquire(timeout=120) as held:
@@ -76,9 +76,9 @@ def test_process__killed(play: MakePlayer, make_pool: MakePool) -> None:
 def test_process__exits(play: MakePlayer, make_pool: MakePool, order: str, status: int) -> None:
     """The lock of a process that exits, in whatever orderly way, is free at once, and the exit is not delayed."""
     player = play("hold", timeout=30.0)
-    player.hear()
+    player.receive()
     began = time.monotonic()
-    player.say(order)
+    player.send(order)
     Lock("k", make_pool()).acquire(timeout=120).release()
     assert time.monotonic() - began < GRACE
     code, errors = player.wait()
@@ -103,7 +103,7 @@ atexit.register(release)
 def test_process__releases_after_its_pools_are_closed(play: MakePlayer, make_pool: MakePool) -> None:
     """A release in a function that ``atexit`` calls after ours raises nothing, and the exit is not delayed."""
     player = play("hold_to_the_end", timeout=30.0, before=RELEASES_AT_EXIT)
-    player.hear()
+    player.receive()
     began = time.monotonic()
     assert player.wait() == (0, "")
     assert time.monotonic() - began < GRACE
@@ -114,13 +114,13 @@ def test_process__releases_after_its_pools_are_closed(play: MakePlayer, make_poo
 def test_process__frozen(play: MakePlayer, make_pool: MakePool) -> None:
     """A holder that was frozen for longer than its session has lost, knows it at once, and does not recover."""
     player = play("hold", timeout=1.0)
-    player.hear()
+    player.receive()
     player.stop()
     later = Lock("k", make_pool()).acquire(timeout=120)
-    player.say("check")
+    player.send("check")
     player.resume()
-    assert player.hear() == "lost"
-    assert player.hear() == "still lost"
+    assert player.receive() == "lost"
+    assert player.receive() == "still lost"
     assert player.wait()[0] == 0
     later.check()
     later.release()
@@ -145,7 +145,7 @@ def test_waiter__frozen(play: MakePlayer, make_pool: MakePool, observer: Observe
     observer.wait_count(lock.paths[0], 2)
     other.check()
     other.release()
-    assert int(player.hear().split()[1]) > other.token
+    assert int(player.receive().split()[1]) > other.token
 
 
 @pytest.mark.shows("guarantees#forked-children-hold-nothing", "faults#it-forks-inside-of-a-block")
@@ -157,7 +157,7 @@ def test_waiter__frozen(play: MakePlayer, make_pool: MakePool, observer: Observe
 def test_fork__inside_a_block(play: MakePlayer, before: str) -> None:
     """A forked child that leaves an inherited block, locks, and exits touches nothing of its parent's."""
     player = play("fork", timeout=2.0, before=before)
-    assert [player.hear() for _ in range(7)] == [
+    assert [player.receive() for _ in range(7)] == [
         "child lost True",
         "child was told True",
         "child waits for parent True",
@@ -173,8 +173,8 @@ def test_fork__inside_a_block(play: MakePlayer, before: str) -> None:
 def test_fork__while_the_parent_waits(play: MakePlayer) -> None:
     """A child that is forked in a waiting thread is another owner, and waits as well."""
     player = play("fork_while_it_waits")
-    assert player.hear() == "child LockTimeout"
-    assert player.hear() == "parent True"
+    assert player.receive() == "child LockTimeout"
+    assert player.receive() == "parent True"
     assert player.wait()[0] == 0
 
 
@@ -183,8 +183,8 @@ def test_fork__while_the_parent_waits(play: MakePlayer) -> None:
 def test_fork__of_a_waiter(play: MakePlayer, where: str) -> None:
     """A child that goes on in the call in which its parent waits gets an error: only the parent waits."""
     player = play("fork_of_the_waiter", where)
-    assert player.hear() == "child True True"
-    assert player.hear() == "parent True True"
+    assert player.receive() == "child True True"
+    assert player.receive() == "parent True True"
     assert player.wait()[0] == 0
 
 
@@ -192,9 +192,9 @@ def test_fork__of_a_waiter(play: MakePlayer, where: str) -> None:
 def test_fork__that_python_is_not_told_of(play: MakePlayer) -> None:
     """A child of a fork in C, as uWSGI makes them, has a session of its own and leaves the parent's alone."""
     player = play("fork_in_c")
-    assert player.hear() == "child True True True"
-    assert player.hear() == "child ends True"
-    assert player.hear() == "parent True True"
+    assert player.receive() == "child True True True"
+    assert player.receive() == "child ends True"
+    assert player.receive() == "parent True True"
     assert player.wait()[0] == 0
 
 
@@ -217,14 +217,14 @@ def test_child__ends(
     """A child of multiprocessing ends past ``atexit``; its locks are free at once, and the parent's are its own."""
     pytest.importorskip(module)
     player = play("children", module, method, what, timeout=30.0)
-    _, _, session = player.hear().split()
-    assert player.hear(60) == f"ended {status}"
+    _, _, session = player.receive().split()
+    assert player.receive(60) == f"ended {status}"
     # Nothing is left of it: neither a lock that it has released nor one that it had.
     lock = Lock("k", make_pool())
     owners = [kazoo_client.get(f"{lock.paths[0]}/{name}")[1].ephemeralOwner for name in children(kazoo_client, lock)]
     assert int(session) not in owners
     with lock.acquire(timeout=120):
-        player.say("end")
+        player.send("end")
     assert player.wait()[0] == 0
 
 
@@ -251,24 +251,24 @@ def test_signal__raises_at_any_instant(play: MakePlayer, make_pool: MakePool, ob
     turns = threading.Thread(target=take_turns)
     turns.start()
     try:
-        word, count = player.hear(100).split()
+        word, count = player.receive(100).split()
     finally:
         stop.set()
         turns.join(10)
     assert word == "struck"
     assert int(count) > 100
-    assert player.hear() == "alive"
+    assert player.receive() == "alive"
     observer.wait_empty(Lock("k", pool).paths[0])
-    player.say("end")
+    player.send("end")
     assert player.wait()[0] == 0
 
 
 def test_gevent(play: MakePlayer) -> None:
     """Greenlets of a patched process exclude each other, and the hub turns while they wait."""
     player = play("greenlets", before="from gevent import monkey; monkey.patch_all()")
-    assert player.hear() == "greenlets True True True"
-    assert player.hear() == "turned True True"
-    assert player.hear() == "free GeventHandler"
+    assert player.receive() == "greenlets True True True"
+    assert player.receive() == "turned True True"
+    assert player.receive() == "free GeventHandler"
     assert player.wait()[0] == 0
     wait_until(lambda: player.process.poll() is not None)
 
@@ -278,8 +278,8 @@ def test_gevent(play: MakePlayer) -> None:
 def test_gevent__patched_after_the_pool_was_made(play: MakePlayer, fork: str) -> None:
     """A pool that was made before the process was patched, by a lock at import, waits as the patched process does."""
     player = play("patched_late", fork)
-    assert player.hear() == "turned True GeventHandler"
-    assert player.hear() == "told True"
+    assert player.receive() == "turned True GeventHandler"
+    assert player.receive() == "notified True"
     assert player.wait()[0] == 0
 
 
@@ -289,6 +289,6 @@ def test_gevent__patched_after_the_pool_was_made(play: MakePlayer, fork: str) ->
 def test_gevent__computes_without_yielding(play: MakePlayer, make_pool: MakePool) -> None:
     """A greenlet that computes for longer than the session stops the heartbeats, and finds its loss by the clock."""
     player = play("compute", timeout=2.0, before="from gevent import monkey; monkey.patch_all()")
-    assert player.hear(80) == "lost True"
+    assert player.receive(80) == "lost True"
     assert player.wait()[0] == 0
     Lock("k", make_pool()).acquire(timeout=120).release()

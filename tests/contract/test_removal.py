@@ -21,7 +21,7 @@ from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.ops import actions, search, snapshots
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import AsyncAutoResetEvent
-from tests.toolbox.locks.contenders import RULES, Standing
+from tests.toolbox.locks.contenders import RULES, Contenders
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
@@ -45,9 +45,9 @@ def keep_queue(client: KazooClient, held: Held) -> None:
 
 def loss_of(held: Held) -> str | None:
     """Wait for the notification of the loss, and return its reason."""
-    told = threading.Event()
-    held._when_lost(told.set)
-    assert told.wait(scaled(20))
+    notified = threading.Event()
+    held._when_lost(notified.set)
+    assert notified.wait(scaled(20))
     assert held.lost
     found = re.search(r" s: (.*); ", str(held._loss_error()))
     return found and found[1]
@@ -83,8 +83,8 @@ def test_remove__one_of_several(make_pool: MakePool, kazoo_client: KazooClient, 
 
 def test_remove__at_once(make_pool: MakePool, observer: Observer) -> None:
     """A holder that has waited watches its node, and learns of its loss before the next heartbeat."""
-    standing = Standing(observer, make_pool)
-    first, second = standing.join_all(RULES["exclusive"], RULES["exclusive"])
+    contenders = Contenders(observer, make_pool)
+    first, second = contenders.join_all(RULES["exclusive"], RULES["exclusive"])
     first.leave()
     held = second.get()
     take_away(make_pool(), held, "gone \x1b[2J")
@@ -137,9 +137,9 @@ def test_remove__reason_in_a_task(make_pool: MakePool, kazoo_client: KazooClient
         async with Lock("k", pool) as held:
             keep_queue(kazoo_client, held)
             take_away(breaker, held)
-            told = AsyncAutoResetEvent()
-            held._when_lost(told.set)
-            await told.wait(scaled(20))
+            notified = AsyncAutoResetEvent()
+            held._when_lost(notified.set)
+            await notified.wait(scaled(20))
 
     with pytest.raises(LockLost, match="its node was deleted: broken by ada: it hangs; "):
         asyncio.run(hold())
@@ -147,16 +147,16 @@ def test_remove__reason_in_a_task(make_pool: MakePool, kazoo_client: KazooClient
 
 def test_remove__waiter(make_pool: MakePool, observer: Observer) -> None:
     """A waiter joins the queue again, at its end."""
-    standing = Standing(observer, make_pool)
-    first, second, third = standing.join_all(*[RULES["exclusive"]] * 3)
+    contenders = Contenders(observer, make_pool)
+    first, second, third = contenders.join_all(*[RULES["exclusive"]] * 3)
     pool = make_pool()
     place = snapshots.one_lock(pool, "k", timeout=60).entries[1]
     actions.break_lock(pool, place.path, token=place.token, why="let the other one pass", timeout=60)
-    standing.follow(second)
+    contenders.follow(second)
     first.leave()
-    standing.expect(third)
+    contenders.expect(third)
     third.leave()
-    standing.expect(second)
+    contenders.expect(second)
     second.leave()
 
 

@@ -22,7 +22,7 @@ from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import semaphore
 from tests.toolbox.django.layer import Ensemble, Recorder
-from tests.toolbox.locks.contenders import RULES, Standing, settle
+from tests.toolbox.locks.contenders import RULES, Contenders, settle
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
@@ -41,11 +41,11 @@ class Wishes(LockListener):
     """Records the revoke requests of which it is notified."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Held, str, threading.Thread]] = []
+        self.notified: list[tuple[Held, str, threading.Thread]] = []
 
     def notify(self, event: str, _lock: object, /, **facts: Any) -> None:
         if event == "revoked":
-            self.told.append((facts["held"], facts["reason"], threading.current_thread()))
+            self.notified.append((facts["held"], facts["reason"], threading.current_thread()))
 
 
 # What a holder hears.
@@ -62,20 +62,20 @@ def test_ask__within_a_heartbeat(make_pool: MakePool, kind: str) -> None:
         actions.revoke(make_pool(), held.node, "we need to deploy", timeout=60)
         assert wait_until(lambda: held.revoked, LONG_SESSION) == "we need to deploy"
         assert time.monotonic() - began < LONG_SESSION / HEARTBEATS + GRACE
-        wait_until(lambda: wishes.told)
+        wait_until(lambda: wishes.notified)
         # It is a wish: nothing is lost.
         held.check()
-    assert [(told, why) for told, why, _ in wishes.told] == [(held, "we need to deploy")]
-    assert wishes.told[0][2] is not threading.current_thread()
+    assert [(asked, why) for asked, why, _ in wishes.notified] == [(held, "we need to deploy")]
+    assert wishes.notified[0][2] is not threading.current_thread()
     assert held.revoked == "we need to deploy"
 
 
 def test_ask__at_once(make_pool: MakePool, observer: Observer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder that has waited watches its node, and learns of a revoke request at once."""
     monkeypatch.setattr(Contender, "heartbeat", lambda _self: None)
-    standing = Standing(observer, make_pool)
+    contenders = Contenders(observer, make_pool)
     for kind in RULES:
-        first, second = standing.join(RULES["exclusive"]), standing.join(RULES[kind])
+        first, second = contenders.join(RULES["exclusive"]), contenders.join(RULES[kind])
         first.leave()
         held = second.get()
         actions.revoke(make_pool(), held.node, kind, timeout=60)
@@ -86,14 +86,14 @@ def test_ask__at_once(make_pool: MakePool, observer: Observer, monkeypatch: pyte
 @pytest.mark.parametrize("kind", RULES)
 def test_ask__waiting(make_pool: MakePool, observer: Observer, kind: str) -> None:
     """A waiter learns of its revoke request when it holds the lock; what it writes to its node keeps the request."""
-    standing = Standing(observer, make_pool)
-    first, second, third = standing.join_all(RULES["exclusive"], RULES[kind], RULES[kind])
-    node = f"{standing.path}/{second.node}"
+    contenders = Contenders(observer, make_pool)
+    first, second, third = contenders.join_all(RULES["exclusive"], RULES[kind], RULES[kind])
+    node = f"{contenders.path}/{second.node}"
     actions.revoke(make_pool(), node, "too late", timeout=60)
     first.leave()
     held = second.get()
     assert wait_until(lambda: held.revoked) == "too late"
-    standing.expect(second, *[third] * (kind in {"read", "lease"}))
+    contenders.expect(second, *[third] * (kind in {"read", "lease"}))
     assert snapshots.one_lock(held.lock.pool, "k", timeout=60).entries[0].revoked == "too late"
     second.leave()
     assert third.get().revoked is None
@@ -102,13 +102,13 @@ def test_ask__waiting(make_pool: MakePool, observer: Observer, kind: str) -> Non
 
 def test_ask__lease_before_the_next(make_pool: MakePool, observer: Observer) -> None:
     """A revoke request in the node of a waiting lease does not stop the waiters behind it."""
-    standing = Standing(observer, make_pool)
-    a, b, asked, last = standing.join_all(*[semaphore(2)] * 4)
-    actions.revoke(make_pool(), f"{standing.path}/{asked.node}", "please", timeout=60)
+    contenders = Contenders(observer, make_pool)
+    a, b, asked, last = contenders.join_all(*[semaphore(2)] * 4)
+    actions.revoke(make_pool(), f"{contenders.path}/{asked.node}", "please", timeout=60)
     a.leave()
-    standing.expect(b, asked)
+    contenders.expect(b, asked)
     b.leave()
-    standing.expect(asked, last)
+    contenders.expect(asked, last)
     for each in (asked, last):
         each.leave()
 
@@ -119,7 +119,7 @@ def test_ask__curator(make_pool: MakePool, observer: Observer) -> None:
     with Lock("k", make_pool(session_timeout=4.0), listener=wishes) as held:
         observer.client.set(held.node, b"__REVOKE__")
         assert "Apache Curator" in wait_until(lambda: held.revoked)
-        wait_until(lambda: wishes.told)
+        wait_until(lambda: wishes.notified)
 
 
 def test_ask__twice(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,13 +133,13 @@ def test_ask__twice(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Contender, "heartbeat", beat)
     with Lock("k", make_pool(session_timeout=4.0), listener=wishes) as held:
         actions.revoke(held.lock.pool, held.node, "first", timeout=60)
-        wait_until(lambda: wishes.told)
+        wait_until(lambda: wishes.notified)
         actions.revoke(held.lock.pool, held.node, "second", timeout=60)
         while beats.acquire(blocking=False):
             pass
         assert beats.acquire(timeout=scaled(20))
         settle(held.lock.pool)
-        assert (held.revoked, len(wishes.told)) == ("first", 1)
+        assert (held.revoked, len(wishes.notified)) == ("first", 1)
 
 
 def test_ask__nested_and_several(make_pool: MakePool, observer: Observer) -> None:

@@ -79,7 +79,7 @@ def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeyp
     """
     # No heartbeat while requests are counted.
     monkeypatch.setattr("django_zklock.zk.session.HEARTBEATS_PER_SESSION", 0.1)
-    told = count_notifications(monkeypatch)
+    notified = count_notifications(monkeypatch)
     with Proxy(server.address) as proxy:
         pools = [make_pool(proxy.hosts, session_timeout=60.0) for _ in range(4)]
         held = Lock("k", make_pool(session_timeout=60.0)).acquire()
@@ -105,7 +105,7 @@ def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeyp
         def so_far() -> tuple[Counter[int], int, int, list[bool], list[int]]:
             asked = Counter(code for write in written(proxy, seen) for code in write)
             left = waiting(pools)
-            return asked, len(told), len(left), [True for contender in left if is_next(contender)], order
+            return asked, len(notified), len(left), [True for contender in left if is_next(contender)], order
 
         asked: Counter[int] = Counter()
         notifications = 0
@@ -169,15 +169,15 @@ def test_hand_over__semaphore(server: Server, make_pool: MakePool, monkeypatch: 
 
 def count_notifications(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Return a list that grows with each notification that this process receives."""
-    told: list[None] = []
+    notified: list[None] = []
     on_event = Wire.on_event
 
     def count(wire: Wire, event: int, path: str) -> None:
-        told.append(None)
+        notified.append(None)
         on_event(wire, event, path)
 
     monkeypatch.setattr(Wire, "on_event", count)
-    return told
+    return notified
 
 
 def waiting(pools: list[Pool]) -> list[Contender]:

@@ -203,8 +203,8 @@ def test_parent__gone_without_closing(server: ZooKeeper, end: str) -> None:
     ) as parent:
         assert parent.stdin is not None
         assert parent.stdout is not None
-        pid, watchman, folder = parent.stdout.readline().split()
-        deaths = Deaths(int(pid), int(watchman))
+        pid, reaper, folder = parent.stdout.readline().split()
+        deaths = Deaths(int(pid), int(reaper))
         assert is_there(int(pid))
         assert Path(folder).is_dir()
         try:

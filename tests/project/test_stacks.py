@@ -57,7 +57,7 @@ def stacks(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Stac
     return found
 
 
-def told(program: Process, *, pause: bool = False) -> str:
+def stacks_of(program: Process, *, pause: bool = False) -> str:
     """Fail in a block that ends the program; return what the failure tells about processes."""
     with pytest.raises(AssertionError, match="in vain") as caught, program:
         _fail(program, pause=pause)
@@ -73,7 +73,7 @@ def _fail(program: Process, *, pause: bool) -> None:
 @pytest.mark.usefixtures("stacks")
 def test_threads() -> None:
     """All threads of a process and of its children are told, each process once, before the test kills them."""
-    found = told(
+    found = stacks_of(
         Program(
             """
             import os, threading
@@ -95,7 +95,7 @@ def test_threads() -> None:
 @pytest.mark.parametrize("library", [GEVENT, EVENTLET], ids=["gevent", "eventlet"])
 def test_greenlets(library: str) -> None:
     """So are the greenlets."""
-    found = told(
+    found = stacks_of(
         Program(
             f"""
             {library}
@@ -113,7 +113,7 @@ def test_greenlets(library: str) -> None:
 def test_no_python_code(stacks: Stacks) -> None:
     """A process whose main thread does not come back to Python code tells its threads, and nothing of greenlets."""
     stacks.timeout = scaled(1)
-    found = told(
+    found = stacks_of(
         Program(
             """
             import itertools
@@ -131,7 +131,7 @@ def test_no_python_code(stacks: Stacks) -> None:
 def test_stopped() -> None:
     """A stopped process answers nothing, which is told."""
     program = Program("import time; print('ready', flush=True); time.sleep(1000)")
-    assert "it is stopped, and answers nothing" in told(program, pause=True)
+    assert "it is stopped, and answers nothing" in stacks_of(program, pause=True)
 
 
 @pytest.mark.usefixtures("stacks")
@@ -152,7 +152,7 @@ def test_worker(tmp_path: Path) -> None:
     from tests.toolbox.celery.worker import Worker
 
     environment = {"CELERY_BROKER_URL": "", "TESTPROJECT_BROKER_DIR": str(tmp_path)}
-    found = told(Worker(concurrency=2, environment=environment))
+    found = stacks_of(Worker(concurrency=2, environment=environment))
     assert re.search(r'celery/worker/loops.py", line \d+ in \w*loop\n', found)
     assert len(re.findall(r'billiard/pool.py", line \d+ in workloop\n', found)) == 2
 
@@ -161,8 +161,8 @@ def test_worker(tmp_path: Path) -> None:
 @pytest.mark.zookeeper
 def test_zookeeper() -> None:
     """ZooKeeper tells the threads of its virtual machine; a stopped one answers nothing, which is told."""
-    assert "org.apache.zookeeper.server.quorum.QuorumPeerMain.main(" in told(ZooKeeper())
-    assert "java: it is stopped, and answers nothing" in told(ZooKeeper(), pause=True)
+    assert "org.apache.zookeeper.server.quorum.QuorumPeerMain.main(" in stacks_of(ZooKeeper())
+    assert "java: it is stopped, and answers nothing" in stacks_of(ZooKeeper(), pause=True)
 
 
 def test_another_program(stacks: Stacks) -> None:

@@ -45,7 +45,7 @@ PLANTED = (
 )
 
 # The record of one step: the content of each frame, in order.
-Sight: TypeAlias = "tuple[Value, ...]"
+Observed: TypeAlias = "tuple[Value, ...]"
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Stage:
         for create in PLANTED:
             self._home.base = manager.call(create.opcode, create.encode(self._home)).zxid
 
-    def play(self, step: Step) -> Sight:
+    def play(self, step: Step) -> Observed:
         """Run one step and return its record."""
         if isinstance(step, Settle):
             return self._settle()
@@ -126,7 +126,7 @@ class Stage:
             return self._resume(step)
         return self._call(step.session, step.operations)
 
-    def close(self) -> Sight:
+    def close(self) -> Observed:
         """Record the remaining events and end all sessions."""
         return self._settle(), *(self.play(Close(session)) for session in sorted(self._seats))
 
@@ -141,7 +141,7 @@ class Stage:
 
     # Sessions.
 
-    def _seat(self, session: int) -> tuple[Seat, Sight]:
+    def _seat(self, session: int) -> tuple[Seat, Observed]:
         seat = self._seats.get(session)
         if seat is not None:
             return seat, ()
@@ -150,48 +150,48 @@ class Stage:
         self._owners[seat.greeting.session] = f"session {next(self._births)}"
         return seat, (self._greeting(seat.greeting),)
 
-    def _resume(self, step: Resume) -> Sight:
-        seat, sight = self._seat(step.session)
+    def _resume(self, step: Resume) -> Observed:
+        seat, before = self._seat(step.session)
         identity = seat.greeting
-        sights: list[Value] = list(sight)
+        observed: list[Value] = list(before)
         if step.abrupt:
             seat.client.close()
         if step.wrong:
             with self._make_client() as client:
-                sights.append(self._greeting(client.connect(session=identity.session, password=b"wrong")))
-                sights.append(self._end(client))
+                observed.append(self._greeting(client.connect(session=identity.session, password=b"wrong")))
+                observed.append(self._end(client))
         client = self._make_client()
         greeting = client.connect(session=identity.session, password=identity.password)
-        sights += [self._greeting(greeting), greeting.password == identity.password]
+        observed += [self._greeting(greeting), greeting.password == identity.password]
         if not step.abrupt:
-            sights.append(self._end(seat.client))
+            observed.append(self._end(seat.client))
         self._seats[step.session] = Seat(client, greeting)
-        return tuple(sights)
+        return tuple(observed)
 
     # Requests.
 
-    def _call(self, session: int, operations: Sequence[Operation], *, in_any_order: bool = False) -> Sight:
+    def _call(self, session: int, operations: Sequence[Operation], *, in_any_order: bool = False) -> Observed:
         seat, greeting = self._seat(session)
         client = seat.client
         client.send_all([(operation.opcode, operation.encode(self._home)) for operation in operations])
-        sights: list[Value] = list(greeting)
+        observed: list[Value] = list(greeting)
         for operation in operations:
             try:
                 reply = client.answer()
             except ClosedError:
-                return self._lose(session, sights)
-            sights += [self._events(client, in_any_order=in_any_order), self._reply(reply, operation)]
+                return self._lose(session, observed)
+            observed += [self._events(client, in_any_order=in_any_order), self._reply(reply, operation)]
             if isinstance(operation, CloseSession):
                 del self._seats[session]
-                sights.append(self._end(client))
+                observed.append(self._end(client))
             elif reply.error in FATAL:
-                return self._lose(session, sights)
-        return tuple(sights)
+                return self._lose(session, observed)
+        return tuple(observed)
 
-    def _lose(self, session: int, sights: list[Value]) -> Sight:
+    def _lose(self, session: int, observed: list[Value]) -> Observed:
         """Expect the server to close the connection, and continue over another."""
-        sights.append(self._end(self._seats[session].client))
-        return (*sights, *self.play(Resume(session)))
+        observed.append(self._end(self._seats[session].client))
+        return (*observed, *self.play(Resume(session)))
 
     def _end(self, client: RawClient) -> Value:
         """Wait for the end of the connection; record what comes before it."""
@@ -204,12 +204,12 @@ class Stage:
             client.close()
         return self._events(client), "answered"
 
-    def _settle(self, *, in_any_order: bool = False) -> Sight:
-        sights: list[Value] = []
+    def _settle(self, *, in_any_order: bool = False) -> Observed:
+        observed: list[Value] = []
         for session, seat in sorted(self._seats.items()):
             answer = self._reply(seat.client.settle(), Ping())
-            sights.append((session, self._events(seat.client, in_any_order=in_any_order), answer))
-        return tuple(sights)
+            observed.append((session, self._events(seat.client, in_any_order=in_any_order), answer))
+        return tuple(observed)
 
     # The record.
 

@@ -93,9 +93,9 @@ def test_sessions__a_thousand(server: ZooKeeperServer, thousand: list[Talker]) -
     for number, each in enumerate(thousand):
         each.start(Create(f"/n{number}", EPHEMERAL))
     assert [each.answer().error for each in thousand] == [0] * SESSIONS
-    told = server.sessions()
-    assert [each.connected for each in told] == [True] * SESSIONS
-    assert {path for each in told for path in each.ephemerals} == {f"/n{number}" for number in range(SESSIONS)}
+    sessions = server.sessions()
+    assert [each.connected for each in sessions] == [True] * SESSIONS
+    assert {path for each in sessions for path in each.ephemerals} == {f"/n{number}" for number in range(SESSIONS)}
     assert server.faults.expire() == SESSIONS
     assert all(each.is_closed() for each in thousand)
     assert len(server.paths()) == 3

@@ -249,7 +249,7 @@ def test_mutex__two_clients(java: Callable[[], CuratorClient], server: Server, r
     first, second = java(), java()
     assert first.ask(f"acquire mutex {root}") == "acquired"
     assert second.ask(f"try mutex {root} 100") == "busy"
-    second.tell(f"acquire mutex {root}")
+    second.send(f"acquire mutex {root}")
     server.observer.wait_count(root, 2)
     assert second.answers.empty()
     first.ask(f"release mutex {root}")
@@ -261,7 +261,7 @@ def test_mutex__holder_gone(java: Callable[[], CuratorClient], server: Server, r
     """When a client ends without a release, the waiter gets the mutex."""
     first, second = java(), java()
     assert first.ask(f"acquire mutex {root}") == "acquired"
-    second.tell(f"acquire mutex {root}")
+    second.send(f"acquire mutex {root}")
     server.observer.wait_count(root, 2)
     first.close()
     assert second.answer() == "acquired"
@@ -272,7 +272,7 @@ def test_mutex__we_hold(java: Callable[[], CuratorClient], server: Server, path:
     client = java()
     with zk_lock("k"):
         assert client.ask(f"try mutex {path} 100") == "busy"
-        client.tell(f"acquire mutex {path}")
+        client.send(f"acquire mutex {path}")
         server.observer.wait_count(path, 2)
         assert client.answers.empty()
     assert client.answer() == "acquired"
@@ -300,7 +300,7 @@ def test_read_write_lock(java: Callable[[], CuratorClient], server: Server, root
     assert one.ask(f"acquire read {root}") == "acquired"
     assert two.ask(f"try read {root} 15000") == "acquired"
     assert writer.ask(f"try write {root} 100") == "busy"
-    writer.tell(f"acquire write {root}")
+    writer.send(f"acquire write {root}")
     server.observer.wait_count(root, 3)
     one.ask(f"release read {root}")
     server.observer.wait_count(root, 2)

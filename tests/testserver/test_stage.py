@@ -7,7 +7,7 @@ import time
 from functools import partial
 
 from django_zklock.testing import ZooKeeperServer
-from tests.testserver.comparison import Call, Close, Resume, Settle, Sight, Stage, Step
+from tests.testserver.comparison import Call, Close, Observed, Resume, Settle, Stage, Step
 from tests.toolbox.protocol.operations import (
     CREATE2,
     EPHEMERAL,
@@ -69,15 +69,15 @@ class Player(RawClient):
     def close(self) -> None: ...
 
 
-def play(stage: Stage) -> list[Sight]:
+def play(stage: Stage) -> list[Observed]:
     return [*(stage.play(step) for step in STEPS), stage.close()]
 
 
-def replay(record: Record) -> list[Sight]:
+def replay(record: Record) -> list[Observed]:
     return play(Stage(("", 0), "stage", partial(Player, [list(frames) for frames in record])))
 
 
-def play_changed(record: Record, connection: int, number: int, place: int) -> list[Sight] | Exception:
+def play_changed(record: Record, connection: int, number: int, place: int) -> list[Observed] | Exception:
     """Replay a record with one bit of one byte inverted."""
     frame = bytearray(record[connection][number])
     frame[place] ^= 1

@@ -45,7 +45,7 @@ class ZkCli(Dialogue):
         self.run("")
         return self
 
-    def hear(self, line: str) -> None:
+    def on_line(self, line: str) -> None:
         if line.startswith(EVENT):
             self.events.put(line[len(EVENT) :])
             return
@@ -59,8 +59,8 @@ class ZkCli(Dialogue):
 
     def run(self, command: str) -> str:
         """Run a command and return its output without empty lines."""
-        self.say(command)
-        self.say(LAST_COMMAND)
+        self.send(command)
+        self.send(LAST_COMMAND)
         return self._answers.get()
 
 

@@ -27,13 +27,13 @@ VARIABLE = "ZKLOCK_SLOWNESS"
 # computing; what is a quarter slower counts as quiet. Within less a scheduler lets a new program catch up with others.
 QUIET = 1.0
 # Beyond this the tests would take hours.
-MOST = 10.0
+MAX_SLOWNESS = 10.0
 _PROBE = "number = 0\nfor each in range(4_000_000): number = (3 * number + each) & 65535"
 
 # Most tests wait for something: with two at once a core has nothing to do for two fifths of the time.
 PROCESSES_PER_CORE = 4
 # Each grows to 250 MB, beside the servers that it starts.
-MOST_PROCESSES = 16
+MAX_PROCESSES = 16
 
 
 def cores() -> int:
@@ -57,7 +57,7 @@ def measure() -> float:
 def _slowness() -> float:
     """Return the measure of this run, and make it if this is the first program to ask."""
     given = os.environ.get(VARIABLE)
-    slowness = round(min(max(float(given) if given else measure(), 1.0), MOST), 2)
+    slowness = round(min(max(float(given) if given else measure(), 1.0), MAX_SLOWNESS), 2)
     os.environ[VARIABLE] = str(slowness)
     return slowness
 
@@ -73,7 +73,7 @@ def scaled(seconds: float) -> float:
 
 def processes(slowness: float = SLOWNESS, cores: int = cores()) -> int:
     """Return how many processes run tests at once: each gets about as much computing done as on a quiet machine."""
-    return max(2, math.ceil(min(PROCESSES_PER_CORE * cores, MOST_PROCESSES) / slowness))
+    return max(2, math.ceil(min(PROCESSES_PER_CORE * cores, MAX_PROCESSES) / slowness))
 
 
 # Added to a bound: it is missed when something waits for another limit, and never because the machine is busy.

@@ -252,15 +252,15 @@ def test_async_receiver__of_an_async_call_that_fails(ensemble: Ensemble) -> None
 
 def test_async_receiver__of_a_plain_release_in_a_coroutine(ensemble: Ensemble) -> None:
     """A plain `release()` in a coroutine raises nothing, and the async receiver gets it."""
-    told = asyncio.Event()
+    notified = asyncio.Event()
 
     async def receive(**_: Any) -> None:
-        told.set()
+        notified.set()
 
     async def main() -> None:
         held = await zk_lock("k").aacquire()
         held.release()
-        await told.wait()
+        await notified.wait()
 
     with connected(signals.released, receive):
         asyncio.run(asyncio.wait_for(main(), 30))
@@ -310,13 +310,13 @@ def test_async_with__signals(ensemble: Ensemble, other_client: OtherClient) -> N
 @pytest.mark.parametrize("form", ["block", "call", "acquisition"])
 def test_cancelled__while_receivers_are_told(ensemble: Ensemble, name: str, form: str) -> None:
     """A task that is cancelled while receivers are told ends when all of them are, and each grant has its release."""
-    told = asyncio.Event()
+    notified = asyncio.Event()
     go_on = asyncio.Event()
     seen: list[str] = []
 
     async def receive(signal: Signal, **_: Any) -> None:
         if signal is getattr(signals, name) and not go_on.is_set():
-            told.set()
+            notified.set()
             await go_on.wait()
         seen.append("acquired" if signal is signals.acquired else "released")
 
@@ -332,7 +332,7 @@ def test_cancelled__while_receivers_are_told(ensemble: Ensemble, name: str, form
 
     async def main() -> None:
         task = asyncio.create_task(work())
-        await told.wait()
+        await notified.wait()
         task.cancel()
         await asyncio.sleep(0)
         assert not task.done()
@@ -349,13 +349,13 @@ def test_cancelled__while_receivers_are_told(ensemble: Ensemble, name: str, form
 @pytest.mark.shows("faults#a-task-is-cancelled-while-receivers-of-signals-run")
 def test_cancelled__twice_while_receivers_are_told(ensemble: Ensemble) -> None:
     """A second cancellation does not wait; the receivers are told all the same, of the grant before the release."""
-    told = asyncio.Event()
+    notified = asyncio.Event()
     go_on = asyncio.Event()
     released = asyncio.Event()
     seen: list[str] = []
 
     async def acquired(**_: Any) -> None:
-        told.set()
+        notified.set()
         await go_on.wait()
         seen.append("acquired")
 
@@ -365,7 +365,7 @@ def test_cancelled__twice_while_receivers_are_told(ensemble: Ensemble) -> None:
 
     async def main() -> None:
         task = asyncio.create_task(zk_lock("k").aacquire())
-        await told.wait()
+        await notified.wait()
         task.cancel()
         await asyncio.sleep(0)
         # The release waits for the receivers of the acquisition, and it can be cancelled as well.

@@ -92,20 +92,20 @@ class Kazoo:
         return lambda: len(holder.get_children(self._path)) - 1
 
 
-CROWDS: dict[str, Callable[[str], Ours | Kazoo]] = {"ours": Ours, "kazoo": Kazoo}
+WAITERS: dict[str, Callable[[str], Ours | Kazoo]] = {"ours": Ours, "kazoo": Kazoo}
 
 
 def main(name: str, hosts: str) -> None:
     """Serve."""
-    crowds: list[Ours | Kazoo] = []
+    started: list[Ours | Kazoo] = []
 
     def wait(words: Mapping[str, str]) -> Mapping[str, float]:
-        crowd, count = CROWDS[name](hosts), int(words["count"])
+        waiters, count = WAITERS[name](hosts), int(words["count"])
         # They wait until this process ends.
-        crowds.append(crowd)
+        started.append(waiters)
         gc.collect()
         before, begin = status(os.getpid()), time.monotonic()
-        waiting = crowd.start(count)
+        waiting = waiters.start(count)
         while waiting() < count:
             time.sleep(POLL_INTERVAL)
         took, after = time.monotonic() - begin, status(os.getpid())

@@ -193,11 +193,11 @@ class Workers:
         self._warm_up()
         write("sends", gate=self._gate, quorum=self._quorum, workers=len(self.all))
         for work, name in ((self._send_all, "sender"), (self._watch, "watcher")):
-            thread = threading.Thread(target=self._told, args=(work,), name=name, daemon=True)
+            thread = threading.Thread(target=self._noting_errors, args=(work,), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def _told(self, work: Callable[[], None]) -> None:
+    def _noting_errors(self, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - told at the end

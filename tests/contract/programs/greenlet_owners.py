@@ -16,7 +16,7 @@ from django_zklock.zk.held import Held, current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.contract.programs.scripted_child import say
+from tests.contract.programs.scripted_child import send
 from tests.toolbox.timing import scaled
 
 GREENLETS = 4
@@ -57,7 +57,7 @@ def main(library: str) -> None:
         green.sleep(0.005)
     for greenlet in [first, *(green.spawn(workers.work) for _ in range(GREENLETS - 1))]:
         wait(greenlet)
-    say("inside", workers.most, "tokens", len(workers.tokens))
+    send("inside", workers.most, "tokens", len(workers.tokens))
     pool.close()
 
 
@@ -80,7 +80,7 @@ def unpatched(library: str) -> None:
         try:
             lock.acquire()
         except LockConflict as error:
-            say("conflict", "taken in this very thread" in str(error), current(), lock.try_acquire())
+            send("conflict", "taken in this very thread" in str(error), current(), lock.try_acquire())
 
     holder = green.spawn(hold)
     while not kept:
@@ -116,7 +116,7 @@ def beside_a_task(library: str) -> None:
     def ask() -> None:
         while not taken:
             green.sleep(0.01)
-        say("asked", lock.try_acquire() is None, current() is None)
+        send("asked", lock.try_acquire() is None, current() is None)
         taken.append(True)
 
     greenlets = [green.spawn(asyncio.run, hold()), green.spawn(ask)]

@@ -17,7 +17,7 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool, PoolOptions
 from django_zklock.zk.wire import ConnectionOptions
-from tests.contract.programs.scripted_child import say
+from tests.contract.programs.scripted_child import send
 from tests.toolbox.timing import scaled
 
 LONG = scaled(20)
@@ -98,9 +98,9 @@ def unpatched() -> None:
 
     bystander = gevent.spawn(work)
     if waiting.get():
-        say("greenlet interrupted")
+        send("greenlet interrupted")
     bystander.get()
-    say("bystander left alone")
+    send("bystander left alone")
     pool.close()
 
 
@@ -108,14 +108,14 @@ def main() -> None:
     hosts, root = sys.argv[1:]
     pool = Pool("p", PoolOptions(connection=ConnectionOptions(hosts=hosts, session_timeout=scaled(3)), root=root))
     if interrupted(pool):
-        say("main greenlet interrupted")
+        send("main greenlet interrupted")
     if gevent.spawn(interrupted, pool).get():
-        say("greenlet interrupted")
+        send("greenlet interrupted")
     if caught_once(pool):
-        say("caught once")
+        send("caught once")
     if left_alone() and gevent.spawn(left_alone).get():
-        say("left alone")
+        send("left alone")
     with Lock("k", pool).acquire() as held:
         run(held, lambda: gevent.sleep(0.05))
-    say("not lost")
+    send("not lost")
     pool.close()

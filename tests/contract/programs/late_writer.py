@@ -9,7 +9,7 @@ from pathlib import Path
 
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from tests.contract.programs.scripted_child import PARTS, hear, say
+from tests.contract.programs.scripted_child import PARTS, receive, send
 
 
 class Account:
@@ -41,9 +41,9 @@ def write(pool: Pool, path: str) -> None:
     """Write with a hold that was good a moment ago, or so it seems."""
     held = Lock("k", pool).acquire(timeout=20)
     held.check()
-    say("checked", held.token)
-    hear()
-    say("written" if Account(Path(path)).set("the latecomer's", held.token) else "refused", held.lost)
+    send("checked", held.token)
+    receive()
+    send("written" if Account(Path(path)).set("the latecomer's", held.token) else "refused", held.lost)
 
 
 PARTS[write.__name__] = write  # type: ignore[assignment]  # the names of the arguments differ

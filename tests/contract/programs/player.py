@@ -40,13 +40,13 @@ class Player:
         for line in self.process.stdout:
             self._lines.put(line.strip())
 
-    def hear(self, timeout: float = 20.0) -> str:
+    def receive(self, timeout: float = 20.0) -> str:
         try:
             return self._lines.get(timeout=scaled(timeout))
         except Empty:
             pytest.fail(f"the player said nothing: {self.end()[1]}")
 
-    def say(self, line: str) -> None:
+    def send(self, line: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()

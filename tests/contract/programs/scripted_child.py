@@ -30,20 +30,20 @@ from tests.toolbox.locks.pools import wire_of
 from tests.toolbox.processes.raw_fork import raw_fork
 
 
-def say(*words: object) -> None:
+def send(*words: object) -> None:
     # One write for each line, also of forked children.
     os.write(1, (" ".join(str(word) for word in words) + "\n").encode())
 
 
-def hear() -> str:
+def receive() -> str:
     return sys.stdin.readline().strip()
 
 
 def hold(pool: Pool) -> None:
     """Hold until told how to end."""
     held = Lock("k", pool).acquire(timeout=20)
-    say("held", held.token)
-    order = hear()
+    send("held", held.token)
+    order = receive()
     if order == "exit":
         sys.exit(3)
     elif order == "raise":
@@ -51,33 +51,33 @@ def hold(pool: Pool) -> None:
     elif order == "check":
         try:
             held.check()
-            say("fine")
+            send("fine")
         except LockLost:
-            say("lost")
+            send("lost")
         time.sleep(0.5)
-        say("still lost" if held.lost else "recovered")
+        send("still lost" if held.lost else "recovered")
         held.release()
 
 
 def hold_to_the_end(pool: Pool) -> None:
     """Hold, and leave the hold to a function that was registered to run at the exit."""
     held = Lock("k", pool).acquire(timeout=20)
-    say("held", held.token)
+    send("held", held.token)
     sys.modules["__main__"].holds.append(held)
 
 
 def count(pool: Pool, counter: str, rounds: str) -> None:
     """Read, add one and write back, without any other protection than the lock."""
     path = Path(counter)
-    say("ready")
-    hear()
+    send("ready")
+    receive()
     for _ in range(int(rounds)):
         with Lock("counter", pool) as held:
             value = int(path.read_text())
             with path.with_suffix(".grants").open("a") as grants:
                 grants.write(f"{held.token}\n")
             path.write_text(str(value + 1))
-    say("done")
+    send("done")
 
 
 def fork(pool: Pool) -> None:
@@ -88,27 +88,27 @@ def fork(pool: Pool) -> None:
         session = pool.sessions()[0].id
         child = os.fork()
         if child == 0:
-            say("child lost", held.lost)
+            send("child lost", held.lost)
             try:
                 lock.__exit__(None, None, None)
-                say("child left quietly")
+                send("child left quietly")
             except LockLost as error:
-                say("child was told", "inherited over a fork" in str(error))
+                send("child was told", "inherited over a fork" in str(error))
             try:
                 Lock("k", pool).acquire(timeout=2)
-                say("child got the parent's lock")
+                send("child got the parent's lock")
             except LockTimeout as error:
-                say("child waits for parent", error.holder is not None and error.holder.pid == os.getppid())
+                send("child waits for parent", error.holder is not None and error.holder.pid == os.getppid())
             with Lock("own", pool).acquire(timeout=60) as own:
-                say("child has its own", not own.lost, pool.sessions()[0].id != session)
-            say("child ends", pool.close())
+                send("child has its own", not own.lost, pool.sessions()[0].id != session)
+            send("child ends", pool.close())
             os._exit(0)
         os.waitpid(child, 0)
         # Longer than a heartbeat and the session: the parent's session goes on living.
         waiting.wait(2.5)
-        say("parent", not held.lost, pool.sessions()[0].id == session, pool.sessions()[0].epoch == 0)
+        send("parent", not held.lost, pool.sessions()[0].id == session, pool.sessions()[0].epoch == 0)
         held.check()
-    say("parent again", Lock("k", pool).acquire(timeout=60).token > held.token)
+    send("parent again", Lock("k", pool).acquire(timeout=60).token > held.token)
 
 
 def fork_while_it_waits(pool: Pool) -> None:
@@ -127,12 +127,12 @@ def fork_while_it_waits(pool: Pool) -> None:
                 try:
                     Lock("k", pool).acquire(timeout=1)
                 except Exception as error:  # noqa: BLE001 - the test looks at it
-                    say("child", type(error).__name__)
+                    send("child", type(error).__name__)
                 os._exit(0)
             os.waitpid(child, 0)
             first.release()
 
-    thread = threading.Thread(target=lambda: say("parent", not Lock("k", pool, listener=Fork()).acquire(20).lost))
+    thread = threading.Thread(target=lambda: send("parent", not Lock("k", pool, listener=Fork()).acquire(20).lost))
     thread.start()
     thread.join()
 
@@ -178,9 +178,9 @@ def fork_of_the_waiter(pool: Pool, where: str) -> None:
     try:
         held = Lock("k", pool, listener=Receiver()).acquire()
     except ZkLockError as error:
-        say("child", children == [0], "when this process was forked" in str(error))
+        send("child", children == [0], "when this process was forked" in str(error))
         os._exit(0)
-    say("parent", not held.lost, pool.sessions()[0].epoch == 0)
+    send("parent", not held.lost, pool.sessions()[0].epoch == 0)
     held.release(wait=True)
 
 
@@ -191,18 +191,18 @@ def fork_in_c(pool: Pool) -> None:
     child = raw_fork()
     if child == 0:
         own = Lock("own", pool).acquire(timeout=10)
-        say("child", held.lost, not own.lost, pool.sessions()[0].id != session)
-        say("child ends", pool.close())
+        send("child", held.lost, not own.lost, pool.sessions()[0].id != session)
+        send("child ends", pool.close())
         os._exit(0)
     os.waitpid(child, 0)
-    say("parent", not held.lost, pool.sessions()[0].id == session)
+    send("parent", not held.lost, pool.sessions()[0].id == session)
     held.release(wait=True)
 
 
 def end_of_child(hosts: str, root: str, timeout: float, what: str) -> None:
     """In a child of multiprocessing: take a lock, and end with it, or right after its release, or by an error."""
     held = Lock("k", make_pool(hosts, root, timeout)).acquire(timeout=20)
-    say("child has", held.lock.pool.sessions()[0].id)
+    send("child has", held.lock.pool.sessions()[0].id)
     if what == "released":
         held.release()
     elif what == "raises":
@@ -221,8 +221,8 @@ def children(pool: Pool, module: str, method: str, what: str) -> None:
         )
         child.start()
         child.join()
-        say("ended", child.exitcode)
-        hear()
+        send("ended", child.exitcode)
+        receive()
         held.check()
 
 
@@ -259,11 +259,11 @@ def alarm(pool: Pool, rounds: str) -> None:
         except TimeUp as error:
             struck += 1
             spare(error)
-    say("struck", struck)
+    send("struck", struck)
     pool_lives = Lock("other", pool).acquire(timeout=60)
     pool_lives.release(wait=True)
-    say("alive")
-    hear()
+    send("alive")
+    receive()
 
 
 def greenlets(pool: Pool) -> None:
@@ -296,13 +296,13 @@ def greenlets(pool: Pool) -> None:
     turning = gevent.spawn(turn)
     workers = [gevent.spawn(work, number) for number in range(4)]
     gevent.joinall(workers, timeout=20, raise_error=True)
-    say("greenlets", len(order) == 20, order == sorted(order), turns >= 20)
+    send("greenlets", len(order) == 20, order == sorted(order), turns >= 20)
     with Lock("k", pool):
         waiter = gevent.spawn(lambda: Lock("k", pool).acquire())
         before = turns
         while turns - before < 20:
             gevent.sleep(0.005)
-        say("turned", turns - before >= 20, not waiter.dead)
+        send("turned", turns - before >= 20, not waiter.dead)
         try:
             with gevent.Timeout(0.1):
                 gevent.spawn(lambda: None).join()
@@ -311,7 +311,7 @@ def greenlets(pool: Pool) -> None:
             waiter.kill()
     Lock("k", pool).acquire(timeout=60).release(wait=True)
     turning.kill()
-    say("free", type(wire_of(pool.sessions()[0])._client.handler).__name__)
+    send("free", type(wire_of(pool.sessions()[0])._client.handler).__name__)
 
 
 def patched_late(pool: Pool, fork: str) -> None:
@@ -329,10 +329,10 @@ def patched_late(pool: Pool, fork: str) -> None:
     with Lock("k", pool).acquire(timeout=10) as held:
         session = pool.sessions()[0]
         gevent.spawn(turned.set)
-        say("turned", turned.wait(10), type(wire_of(session)._client.handler).__name__)
+        send("turned", turned.wait(10), type(wire_of(session)._client.handler).__name__)
         held._when_lost(lost.set)
-        session.post(lambda: held._possession.contender.lose("to see whether it is told"))
-        say("told", lost.wait(10))
+        session.post(lambda: held._possession.contender.lose("to see whether it is notified"))
+        send("notified", lost.wait(10))
         held.release()
     os._exit(0 if pool.close(5.0) else 1)
 
@@ -345,9 +345,9 @@ def compute(pool: Pool) -> None:
         pass
     try:
         held.check()
-        say("still held")
+        send("still held")
     except LockLost as error:
-        say("lost", "the lease ran out" in str(error))
+        send("lost", "the lease ran out" in str(error))
     held.release()
 
 

@@ -158,7 +158,7 @@ class Beatshop:
         places = snapshots.one_lock(self.pool, KEY, timeout=scaled(10)).entries
         return [place.identity.pid for place in places if place.identity]
 
-    def wait_line(self, *beats: Beat, timeout: float = TIMEOUT) -> None:
+    def wait_queue(self, *beats: Beat, timeout: float = TIMEOUT) -> None:
         pids = [beat.pid for beat in beats]
         wait_until(lambda: self.pids_in_queue() == pids, timeout, f"{pids} in the queue, {self.pids_in_queue()}")
 
@@ -252,7 +252,7 @@ def test_beats__expired_and_stopped_leader(beatshop: Beatshop) -> None:
     first = beatshop.beat()
     beatshop.wait_sent(first)
     second = beatshop.beat()
-    beatshop.wait_line(first, second)
+    beatshop.wait_queue(first, second)
     second.wait_written("event=beat_waits")
     holder = snapshots.one_lock(beatshop.pool, KEY, timeout=scaled(10)).holders[0].identity
     assert str(holder).startswith("command celery beat (pid")
@@ -264,7 +264,7 @@ def test_beats__expired_and_stopped_leader(beatshop: Beatshop) -> None:
 
     beatshop.server.faults.expire(beatshop.session(first))
     first.wait_written("event=beat_steps_down")
-    beatshop.wait_line(second, first)
+    beatshop.wait_queue(second, first)
     beatshop.wait_sent(second)
 
     second.signal(signal.SIGTERM)
@@ -285,14 +285,14 @@ def test_beats__frozen_and_killed_leader(beatshop: Beatshop) -> None:
     first = beatshop.beat(timeout=SHORT)
     wait_until(lambda: beatshop.sent("hourly"), TIMEOUT, "the task that has been due for long")
     second = beatshop.beat(timeout=SHORT)
-    beatshop.wait_line(first, second)
+    beatshop.wait_queue(first, second)
 
     first.pause()
     beatshop.wait_sent(second)
     count = beatshop.sent("pulse").count(first.pid)
     first.resume()
     first.wait_written("event=beat_steps_down")
-    beatshop.wait_line(second, first)
+    beatshop.wait_queue(second, first)
     beatshop.wait_sent(second)
     # A run that it may have claimed before, and was about to send.
     assert beatshop.sent("pulse").count(first.pid) <= count + 1
@@ -327,7 +327,7 @@ def test_beats__redbeat(beatshop: Beatshop) -> None:
     first = beatshop.beat(scheduler="redbeat.RedBeatScheduler")
     beatshop.wait_sent(first)
     second = beatshop.beat(scheduler="redbeat.RedBeatScheduler")
-    beatshop.wait_line(first, second)
+    beatshop.wait_queue(first, second)
     assert beatshop.board.exists(f"{beatshop.root}::schedule")
     assert not beatshop.board.exists(f"{beatshop.root}::lock")
     first.signal(signal.SIGTERM)
@@ -360,14 +360,14 @@ def test_beats__clock_ahead(beatshop: Beatshop) -> None:
     first = beatshop.beat(ahead=HOUR)
     beatshop.wait_sent(first)
     second = beatshop.beat()
-    beatshop.wait_line(first, second)
+    beatshop.wait_queue(first, second)
     first.signal(signal.SIGTERM)
     beatshop.wait_sent(second)
     assert first.wait(scaled(TIMEOUT)) == 0
     assert second.written.count("event=beat_sent_in_the_future") == 1
     # With a corrected clock its host leads like any other.
     first = beatshop.beat()
-    beatshop.wait_line(second, first)
+    beatshop.wait_queue(second, first)
     second.signal(signal.SIGTERM)
     beatshop.wait_sent(first)
     assert "event=beat_sent_in_the_future" not in first.written
@@ -390,7 +390,7 @@ def test_beats__broker_out_of_reach_of_one(beatshop: Beatshop) -> None:
         assert first.written.count("event=beat_leads") == 1
 
         proxy.refusing = False
-        beatshop.wait_line(second, first)
+        beatshop.wait_queue(second, first)
         second.signal(signal.SIGTERM)
         beatshop.wait_sent(first)
 

@@ -96,7 +96,7 @@ def test_lost_connection__waiting_tasks_run_once(workshop: Any, rabbitmq: Rabbit
     before = set(workshop.nodes(key))
     rabbitmq.close_connections()
     # Only the holder's node stays; the waiting tasks have new nodes.
-    wait_until(lambda: len(before & set(workshop.nodes(key))) == 1, SOON, "who waited has left the line")
+    wait_until(lambda: len(before & set(workshop.nodes(key))) == 1, SOON, "the waiter has left the queue")
     workshop.wait_count(key, 6)
     workshop.let_go(f"{key}:gate")
     assert workshop.result(running)["key"] == key

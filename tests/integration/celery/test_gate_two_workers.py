@@ -44,13 +44,13 @@ def test_two_workers__each_has_its_own_gate(zookeeper: ZooKeeper, broker: Redis,
         stdin=subprocess.DEVNULL,
     )
     assert process.returncode == 0, process.stderr
-    told = json.loads(process.stdout.splitlines()[-1])
+    notified = json.loads(process.stdout.splitlines()[-1])
     keys = {name: f"{key}:{name}" for name in ("first", "second")}
-    assert told["ran"] == keys
+    assert notified["ran"] == keys
     if gate:
-        assert told["waiting"] == {name: [each] for name, each in keys.items()}
+        assert notified["waiting"] == {name: [each] for name, each in keys.items()}
         # A task that waits when its worker ends does not run in the next test.
-        assert told["left"] == "PENDING"
+        assert notified["left"] == "PENDING"
     # A task that finds no hold of its worker's gate says so, and acquires for itself.
     assert "locks_for_itself" not in process.stderr
     assert "header_refused" not in process.stderr

@@ -106,18 +106,18 @@ def test_running__is_told(open_workshop: Any, key: str) -> None:
             receiver = workshop.sender.events.Receiver(connection, handlers={"*": heard.append})
             with receiver.consumer_context() as (listening, _, _):
 
-                def told(what: str) -> bool:
+                def notified(what: str) -> bool:
                     with contextlib.suppress(TimeoutError):
                         listening.drain_events(timeout=0.2)
                     return any(event["type"] == f"zklock-{what}" for event in heard)
 
                 # Earlier events are lost: the transport subscribes when it first listens.
-                told("anything")
+                notified("anything")
                 workshop.other_client.take(key)
                 task = workshop.send("shared_below", key)
-                wait_until(lambda: told("waiting"), SOON, "the wait is told")
+                wait_until(lambda: notified("waiting"), SOON, "the wait is told")
                 workshop.other_client.release(key)
-                wait_until(lambda: told("released"), SOON, "the release is told")
+                wait_until(lambda: notified("released"), SOON, "the release is told")
                 workshop.result(task)
         ours = [event for event in heard if event["type"].startswith("zklock-")]
         assert [event["type"] for event in ours] == ["zklock-waiting", "zklock-held", "zklock-released"]
@@ -185,7 +185,7 @@ def test_maximum_wait__goes_back_to_the_broker(open_workshop: Any, key: str) -> 
         workshop.other_client.take(key)
         task = workshop.send("shared_below", key)
         (first,) = set(workshop.wait_count(key, 2)) - set(workshop.nodes(key)[:1])
-        wait_until(lambda: first not in workshop.nodes(key), SOON, "the task has left the line")
+        wait_until(lambda: first not in workshop.nodes(key), SOON, "the task has left the queue")
         workshop.wait_count(key, 2, SOON)
         workshop.other_client.release(key)
         assert workshop.result(task)["retries"] == 0

@@ -366,8 +366,8 @@ def test_session_expired__holding(server: ZooKeeperServer, make_pool: MakePool) 
     later.check()
     later.release()
     lock.acquire(timeout=60).release(wait=True)
-    wait_until(lambda: losses.told)
-    assert [told for told, _ in losses.told] == [held]
+    wait_until(lambda: losses.notified)
+    assert [lost for lost, _ in losses.notified] == [held]
 
 
 @pytest.mark.shows("faults#a-session-ends")

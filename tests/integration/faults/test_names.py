@@ -285,9 +285,11 @@ def test_named(server: ZooKeeperServer, make_pool: MakePool, dns: FakeDns, caplo
         server.faults.drop(session.id)
         wait_until(lambda: f"({at}: " in session.wire.server)
     wait_until(lambda: session.connected)
-    told = [record.getMessage() for record in caplog.records]
-    assert [each for each in told if each.startswith(f"Connection dropped: {at}: ")]
-    assert len([each for each in told if each.startswith("event=connected") and f" server={at} timeout=" in each]) == 2
+    messages = [record.getMessage() for record in caplog.records]
+    assert [each for each in messages if each.startswith(f"Connection dropped: {at}: ")]
+    assert (
+        len([each for each in messages if each.startswith("event=connected") and f" server={at} timeout=" in each]) == 2
+    )
 
 
 @pytest.mark.parametrize(("timeout", "level"), [(5, "ok"), (1, "warning")])

@@ -108,9 +108,9 @@ def test_server_frozen__lease(own_zookeeper: ZooKeeper, make_pool: MakePool) -> 
     wait_until(lambda: pool.sessions()[0].connected)
     with pytest.raises(LockLost):
         held.check()
-    wait_until(lambda: losses.told)
+    wait_until(lambda: losses.notified)
     held.release(wait=True)
-    assert len(losses.told) == 1
+    assert len(losses.notified) == 1
 
 
 def test_server_frozen__loss_is_told(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
@@ -118,7 +118,7 @@ def test_server_frozen__loss_is_told(own_zookeeper: ZooKeeper, make_pool: MakePo
     losses = Losses()
     held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=2.0), listener=losses).acquire()
     own_zookeeper.pause()
-    wait_until(lambda: losses.told, 2 + GRACE)
+    wait_until(lambda: losses.notified, 2 + GRACE)
     assert held.lost
     held.release()
 
@@ -203,4 +203,4 @@ def test_server_restarted__longer_than_the_session(
     later.check()
     later.release()
     assert held.lost
-    assert len(losses.told) == 1
+    assert len(losses.notified) == 1

@@ -319,7 +319,7 @@ def test_wiped(server: ZooKeeperServer, wiped: ZooKeeperServer, make_pool: MakeP
         later.check()
     assert held.lost
     assert blocking.lost
-    wait_until(lambda: losses.told)
+    wait_until(lambda: losses.notified)
     held.release()
     blocking.release()
     Lock("held", pool).acquire(timeout=120).release(wait=True)
@@ -453,8 +453,8 @@ def test_refused__alone(server: ZooKeeperServer, make_pool: MakePool, monkeypatc
     wait_until(lambda: session.id != before and session.connected)
     assert session.id not in {None, before}
     assert held.lost
-    wait_until(lambda: losses.told)
-    assert "the servers refuse it" in losses.told[0][1] or "the lease ran out" in losses.told[0][1]
+    wait_until(lambda: losses.notified)
+    assert "the servers refuse it" in losses.notified[0][1] or "the lease ran out" in losses.notified[0][1]
     wait_until(lambda: [each.id for each in server.sessions()] == [session.id])
     held.release()
     Lock("k", pool).acquire(timeout=120).release(wait=True)

@@ -87,7 +87,7 @@ def count_grants(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str | None], lis
     """Return lists that grow with the grants to those who waited: those without a question, and all."""
     unasked: list[str | None] = []
     waited: list[str | None] = []
-    advance, on_line = Place.advance, Place._on_queue
+    advance, on_queue = Place.advance, Place._on_queue
 
     def state_of(place: Place) -> State:
         assert isinstance(place.contender, Contender)
@@ -102,7 +102,7 @@ def count_grants(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str | None], lis
 
     def read(place: Place, queue: Queue | None, error: Exception | None) -> None:
         before = state_of(place)
-        on_line(place, queue, error)
+        on_queue(place, queue, error)
         if before is State.WAITING and state_of(place) is State.HELD:
             waited.append(place.node)
 

@@ -53,7 +53,7 @@ def auth(zklock: str, settings: Settings) -> None:
     settings.ZKLOCK = {"default": settings.ZKLOCK["default"] | {"AUTH": [("digest", f"shop:{AUTH}")]}}
 
 
-def told(text: str) -> list[str]:
+def secrets_in(text: str) -> list[str]:
     """Return the secrets that are in ``text``."""
     return [secret for secret in SECRETS if secret in text]
 
@@ -72,7 +72,7 @@ def test_repr() -> None:
     """The options of a pool are shown without their credentials."""
     options = connections["default"].options
     assert "hosts" in repr(options)
-    assert told(repr(options) + str(options) + repr(vars(options.connection))) == []
+    assert secrets_in(repr(options) + str(options) + repr(vars(options.connection))) == []
     # Their values are not changed.
     assert dict(options.connection.auth)["digest"].encode() == f"shop:{AUTH}".encode()
 
@@ -88,7 +88,7 @@ def test_report__of_a_failure_in_connecting(place: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(wire_client, place, fail)
     page = report(zk_lock("k").acquire)
     assert "no connection today" in page
-    assert told(page) == []
+    assert secrets_in(page) == []
 
 
 @pytest.mark.usefixtures("credentials")
@@ -101,7 +101,7 @@ def test_report__of_a_failure_in_kazoo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kazoo.client, "ConnectionHandler", fail)
     page = report(zk_lock("k").acquire)
     assert "no connection today" in page
-    assert told(page) == []
+    assert secrets_in(page) == []
 
 
 def test_report__of_a_wrong_setting(settings: Settings) -> None:
@@ -112,7 +112,7 @@ def test_report__of_a_wrong_setting(settings: Settings) -> None:
     }
     page = report(lambda: zk_lock("k"))
     assert ImproperlyConfigured.__name__ in page
-    assert told(page) == []
+    assert secrets_in(page) == []
 
 
 @pytest.mark.usefixtures("auth")
@@ -125,7 +125,7 @@ def test_logs(level: int, caplog: pytest.LogCaptureFixture) -> None:
         password: bytes = wire_of(session)._client._session_passwd
     connections.close_all()
     assert "Auth(" in caplog.text
-    assert told(caplog.text) == []
+    assert secrets_in(caplog.text) == []
     assert hexlify(password).decode() not in caplog.text
     assert repr(password) not in caplog.text
     # The rest is there.
@@ -139,4 +139,4 @@ def test_logs__requests(caplog: pytest.LogCaptureFixture) -> None:
         kazoo_logger.debug("Sending request(xid=%s): %s", -4, request)
     assert "Auth(" in caplog.text
     assert "SASL(" in caplog.text
-    assert told(caplog.text) == []
+    assert secrets_in(caplog.text) == []

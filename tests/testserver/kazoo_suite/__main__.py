@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.toolbox.suites.comparison import Comparison, say
+from tests.toolbox.suites.comparison import Comparison, print_now
 from tests.toolbox.suites.report import Names, describe
 from tests.toolbox.suites.run import REPOSITORY, RunError
 from tests.toolbox.suites.source import SourceError, fetch_source
@@ -31,14 +31,14 @@ def main(options: Sequence[str]) -> int:
     began = time.monotonic()
     try:
         source = fetch_source("kazoo", CACHE)
-        say(f"the tests of {source.name}; what pytest writes goes to {CACHE.relative_to(REPOSITORY)}/*.log")
+        print_now(f"the tests of {source.name}; what pytest writes goes to {CACHE.relative_to(REPOSITORY)}/*.log")
         comparison = compare(source, options)
     except (SourceError, RunError) as error:
-        say(f"could not run: {error}")
+        print_now(f"could not run: {error}")
         return 2
     for line in describe(comparison, NAMES):
-        say(line)
-    say(f"{'ok' if comparison.is_good else 'NOT OK'} after {time.monotonic() - began:.0f} s")
+        print_now(line)
+    print_now(f"{'ok' if comparison.is_good else 'NOT OK'} after {time.monotonic() - began:.0f} s")
     return 0 if comparison.is_good else 1
 
 

@@ -362,7 +362,7 @@ def test_fault__several_threads(server: ZooKeeperServer) -> None:
 def test_fault__in_a_fork(server: ZooKeeperServer) -> None:
     """In a fork faults raise, and the end of an inherited fault does nothing."""
 
-    def work(say: Callable[[object], None]) -> None:
+    def work(report: Callable[[object], None]) -> None:
         for begin in ALL.values():
             with pytest.raises(
                 RuntimeError, match=f"belongs to process {parent}; process {os.getpid()} is a fork of it"
@@ -370,11 +370,11 @@ def test_fault__in_a_fork(server: ZooKeeperServer) -> None:
                 begin(server)
         server.faults.heal()
         refusal.end()
-        say("healed")
+        report("healed")
 
     parent = os.getpid()
     with server.faults.refuse() as refusal, fork(work) as child:
-        assert child.hear() == "healed"
+        assert child.receive() == "healed"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(server.address)
     assert works(server)

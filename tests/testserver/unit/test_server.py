@@ -341,7 +341,7 @@ INHERITED: dict[str, Callable[[ZooKeeperServer], object]] = {
 def test_fork__unusable(server: ZooKeeperServer) -> None:
     """A fork can use the server as a client only; its calls do not affect the parent's server."""
 
-    def work(say: Callable[[object], None]) -> None:
+    def work(report: Callable[[object], None]) -> None:
         for ask in INHERITED.values():
             with pytest.raises(
                 RuntimeError, match=f"this server belongs to process {parent}; process {os.getpid()} is a"
@@ -352,32 +352,32 @@ def test_fork__unusable(server: ZooKeeperServer) -> None:
         server.close()
         with Talker(server.address) as client:
             client.ask(Create("/by-child"))
-        say("done all")
+        report("done all")
 
     parent = os.getpid()
     with fork(work) as child:
-        assert child.hear() == "done all"
+        assert child.receive() == "done all"
     assert server.paths() == ["/by-child", *NOBODY_HERE]
 
 
 def test_fork__server_of_its_own(server: ZooKeeperServer) -> None:
     """A fork can start its own server, beside the inherited one."""
 
-    def work(say: Callable[[object], None]) -> None:
+    def work(report: Callable[[object], None]) -> None:
         with ZooKeeperServer() as own, Talker(own.address) as client:
             assert own.address != server.address
             client.ask(Create("/own"))
-            say(own.paths())
+            report(own.paths())
 
     with fork(work) as child:
-        assert child.hear() == ["/own", *NOBODY_HERE]
+        assert child.receive() == ["/own", *NOBODY_HERE]
     assert server.paths() == NOBODY_HERE
 
 
 def test_fork__connections_end_with_the_parent(server: ZooKeeperServer) -> None:
     """A client notices the end of its connection although a fork has inherited it, and the port is free as well."""
-    with Talker(server.address) as one, Talker(server.address) as other, fork(lambda say: say("here")) as child:
-        assert child.hear() == "here"
+    with Talker(server.address) as one, Talker(server.address) as other, fork(lambda report: report("here")) as child:
+        assert child.receive() == "here"
         one.do(CloseSession())
         assert one.is_closed()
         server.faults.drop()
@@ -416,12 +416,12 @@ def test_fork__while_clients_connect(server: ZooKeeperServer) -> None:
     with ThreadPoolExecutor(2) as pool:
         connecting = [pool.submit(connect) for _ in range(2)]
         server.requests.wait_for("connect", 20)
-        with fork(lambda say: say("here")) as one, fork(lambda say: say("here")) as other:
+        with fork(lambda report: report("here")) as one, fork(lambda report: report("here")) as other:
             server.requests.wait_for("connect", 40)
             enough.set()
             for each in connecting:
                 each.result(TIMEOUT)
-            assert [one.hear(), other.hear()] == ["here"] * 2
+            assert [one.receive(), other.receive()] == ["here"] * 2
             for client in clients:
                 client.start(CloseSession())
                 client.answer()

@@ -9,7 +9,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, ClassVar
 
-from tests.toolbox.processes.process import GLANCE
+from tests.toolbox.processes.process import POLL_INTERVAL
 from tests.toolbox.processes.project import ProjectProcess
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Worker(ProjectProcess):
     def is_ready(self) -> bool:
         """Tell whether the worker has said that it takes tasks, waiting for the word a little."""
         if self._reader is not None:
-            readable, _, _ = select.select([self._reader], [], [], GLANCE)
+            readable, _, _ = select.select([self._reader], [], [], POLL_INTERVAL)
             if readable:
                 # Nothing to read is the end of the pipe: the worker is gone, as wait_ready finds out.
                 self._ready = os.read(self._reader, 1) != b""

@@ -12,7 +12,7 @@ from tests.toolbox.timing import scaled
 
 SOURCE = Path(__file__).parent / "CuratorClient.java"
 # The kinds of output for a client: a reply, an exception, an event.
-SAID = re.compile(r"(\d+) ([=!>]) (.*)")
+OUTPUT = re.compile(r"(\d+) ([=!>]) (.*)")
 
 
 class RefusedError(Exception):
@@ -29,9 +29,9 @@ class CuratorClient:
         self.answers = program.lines()
         self.events = program.lines()
 
-    def tell(self, command: str) -> None:
+    def send(self, command: str) -> None:
         """Send a command without waiting."""
-        self._program.say(f"{self._number} {command}")
+        self._program.send(f"{self._number} {command}")
 
     def answer(self) -> str:
         """Wait for the reply to the oldest command without one, or raise RefusedError."""
@@ -42,21 +42,21 @@ class CuratorClient:
 
     def ask(self, command: str) -> str:
         """Send a command and wait for its reply."""
-        self.tell(command)
+        self.send(command)
         return self.answer()
 
     def close(self) -> None:
         """Close the session without waiting, even while a command runs; a closed session is no error."""
         if not self._closing:
             self._closing = True
-            self.tell("close")
+            self.send("close")
 
     def wait_closed(self) -> None:
         """Wait for the end of ``close``."""
         while self.events.get() != "CLOSED":
             pass
 
-    def hear(self, kind: str, text: str) -> None:
+    def on_line(self, kind: str, text: str) -> None:
         if kind == ">":
             self.events.put(text)
         else:
@@ -81,9 +81,9 @@ class Curator(Dialogue):
             str(SOURCE),
         ]
 
-    def hear(self, line: str) -> None:
-        if said := SAID.fullmatch(line):
-            self._clients[int(said[1])].hear(said[2], said[3])
+    def on_line(self, line: str) -> None:
+        if output := OUTPUT.fullmatch(line):
+            self._clients[int(output[1])].on_line(output[2], output[3])
 
     def connect(self, hosts: str, *, session_timeout: float = 10.0) -> CuratorClient:
         """Return a new client with its own session."""

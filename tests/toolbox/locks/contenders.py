@@ -1,4 +1,4 @@
-"""Those who stand in a queue: they come one after the other, and each is asked whether it is its turn."""
+"""Contenders in a queue: they come one after the other, and each is asked whether it holds."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def is_watching(listener: object) -> bool:
 
 
 @dataclass
-class Person:
-    """Somebody who wants a lock, in a thread of its own; the thread ends when it has it, and the hold stays."""
+class Caller:
+    """A caller that wants a lock, in a thread of its own; the thread ends when it has it, and the hold stays."""
 
     runner: Runner
     node: str
@@ -99,26 +99,26 @@ class Person:
 
 
 @dataclass
-class Standing:
-    """The queue of one lock, and the people in it; ``next_pool`` gives each the pool that it goes through."""
+class Contenders:
+    """The queue of one lock, and the callers in it; ``next_pool`` returns the pool of the next caller."""
 
     observer: Observer
     next_pool: Callable[[], Pool]
     key: str = "k"
-    people: list[Person] = field(default_factory=list)
+    callers: list[Caller] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.path = self.next_pool().path(self.key)
 
-    def join(self, rule: Rule, pool: Pool | None = None) -> Person:
+    def join(self, rule: Rule, pool: Pool | None = None) -> Caller:
         """Add a contender at the end of the queue, and wait until its node is there."""
         lock = Lock(self.key, pool or self.next_pool(), rule=rule)
         before = self.names()
         runner = waiting_in(lock)
-        (node,) = wait_until(lambda: set(self.names()) - set(before), what=f"somebody comes to {before}")
-        person = Person(runner, node, lock.pool)
-        self.people.append(person)
-        return person
+        (node,) = wait_until(lambda: set(self.names()) - set(before), what=f"another node in {before}")
+        caller = Caller(runner, node, lock.pool)
+        self.callers.append(caller)
+        return caller
 
     def join_for_a_while(self, rule: Rule) -> Acquisition:
         """Add a contender that gives up by ``end``, like every caller."""
@@ -128,27 +128,27 @@ class Standing:
         self.observer.wait_count(self.path, len(before) + 1)
         return attempt
 
-    def join_all(self, *rules: Rule) -> list[Person]:
+    def join_all(self, *rules: Rule) -> list[Caller]:
         """Add several contenders, one after the other."""
         return [self.join(rule) for rule in rules]
 
-    def follow(self, person: Person) -> None:
-        """Wait until ``person``, whose node is gone, stands at the end of the queue with a new one."""
-        known = {each.node for each in self.people}
-        (person.node,) = wait_until(lambda: set(self.names()) - known, what=f"{person} comes back")
+    def follow(self, caller: Caller) -> None:
+        """Wait until ``caller``, whose node is gone, is at the end of the queue with a new one."""
+        known = {each.node for each in self.callers}
+        (caller.node,) = wait_until(lambda: set(self.names()) - known, what=f"{caller} comes back")
 
     def names(self) -> list[str]:
         """Return the nodes in the queue."""
         return self.observer.children(self.path)
 
-    def expect(self, *expected: Person) -> None:
-        """Wait until those have the lock; once everybody knows all there is to know, they alone."""
-        for person in expected:
-            wait_until(lambda person=person: person.granted, what=f"{person} holds")  # type: ignore[misc]
+    def expect(self, *expected: Caller) -> None:
+        """Wait until those have the lock; once all that was asked is answered, they alone."""
+        for caller in expected:
+            wait_until(lambda caller=caller: caller.granted, what=f"{caller} holds")  # type: ignore[misc]
         here = set(self.names())
-        present = [person for person in self.people if person.node in here]
-        for person in present:
-            settle(person.pool)
-        assert [person.node for person in present if person.granted] == [
-            person.node for person in present if person in expected
+        present = [caller for caller in self.callers if caller.node in here]
+        for caller in present:
+            settle(caller.pool)
+        assert [caller.node for caller in present if caller.granted] == [
+            caller.node for caller in present if caller in expected
         ]

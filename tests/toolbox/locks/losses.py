@@ -12,8 +12,8 @@ class Losses(LockListener):
     """Records which holds were lost, and why."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Held, str]] = []
+        self.notified: list[tuple[Held, str]] = []
 
     def notify(self, event: str, _lock: LockValue, /, **facts: Any) -> None:
         if event == "lost":
-            self.told.append((facts["held"], facts["reason"]))
+            self.notified.append((facts["held"], facts["reason"]))

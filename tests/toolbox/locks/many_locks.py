@@ -8,7 +8,7 @@ from django_zklock.zk.node_data import Identity, Work
 from tests.toolbox.timing import scaled
 
 # So many nodes share a transaction.
-PORTION = 500
+BATCH_SIZE = 500
 
 
 def hold_many(client: KazooClient, root: str, count: int) -> None:
@@ -21,9 +21,9 @@ def hold_many(client: KazooClient, root: str, count: int) -> None:
         guid = f"{number:08x}-89ab-cdef-0123-456789abcdef"
         nodes.append((f"{root}/invoice:{number:05}", f"_c_{guid}-lock-", data))
     results = []
-    for start in range(0, count, PORTION):
+    for start in range(0, count, BATCH_SIZE):
         transaction = client.transaction()
-        for path, name, data in nodes[start : start + PORTION]:
+        for path, name, data in nodes[start : start + BATCH_SIZE]:
             transaction.create(path)
             transaction.create(f"{path}/{name}", data, ephemeral=True, sequence=True)
         results.append(transaction.commit_async())

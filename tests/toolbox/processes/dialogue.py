@@ -51,12 +51,12 @@ class Lines:
 class Dialogue(Started):
     """Run a program with pipes for stdin and stdout; a subclass chooses the program and sorts its output.
 
-    A separate thread calls ``hear`` with each line. The program ends when its stdin is closed; otherwise it is killed,
-    at the latest at the end of the tests.
+    A separate thread calls ``on_line`` with each line. The program ends when its stdin is closed; otherwise it is
+    killed, at the latest at the end of the tests.
     """
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.output: list[str] = []
         self._kinds: list[Lines] = []
         self._process: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._listen, name="dialogue", daemon=True)
@@ -69,7 +69,7 @@ class Dialogue(Started):
         """Return additional environment variables."""
         return {}
 
-    def hear(self, line: str) -> None:
+    def on_line(self, line: str) -> None:
         """Sort one line; called in the reading thread."""
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ class Dialogue(Started):
         self._kinds.append(Lines(self))
         return self._kinds[-1]
 
-    def say(self, line: str) -> None:
+    def send(self, line: str) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         try:
@@ -87,8 +87,8 @@ class Dialogue(Started):
             self.fail("the program has ended")
 
     def fail(self, reason: str) -> NoReturn:
-        said = "\n".join(f"  | {line}" for line in self.said[-30:])
-        pytest.fail(f"{reason}; the last that was said:\n{said}")
+        output = "\n".join(f"  | {line}" for line in self.output[-30:])
+        pytest.fail(f"{reason}; the last that was said:\n{output}")
 
     def start(self) -> Self:
         with postponed():
@@ -110,8 +110,8 @@ class Dialogue(Started):
         assert self._process is not None
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.said.append(line.rstrip("\n"))
-            self.hear(self.said[-1])
+            self.output.append(line.rstrip("\n"))
+            self.on_line(self.output[-1])
         for kind in self._kinds:
             kind.put(None)
 

@@ -14,16 +14,16 @@ TIMEOUT = scaled(10)
 
 
 class Child:
-    """The child; ``hear`` returns what it reports."""
+    """The child; ``receive`` returns what it reports."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
-    def hear(self) -> object:
+    def receive(self) -> object:
         """Wait for the next report of the child."""
         assert self._pipe.poll(TIMEOUT), "the child says nothing"
-        said: object = self._pipe.recv()
-        return said
+        report: object = self._pipe.recv()
+        return report
 
 
 @contextmanager

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 # How long one look at a process lasts; the wait ends earlier when the process does.
-GLANCE = 0.02
+POLL_INTERVAL = 0.02
 
 
 class NotInstalledError(Exception):
@@ -124,7 +124,7 @@ class Process(Started):
     def _wait_ready(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not self.is_ready():
-            status = self.wait(GLANCE)
+            status = self.wait(POLL_INTERVAL)
             if status is not None:
                 msg = f"{self.name} ended with status {status} instead of starting"
                 raise StartError(msg, self.log_tail())

@@ -1,12 +1,12 @@
-"""A watchman that ends the processes and removes the folders of a program that is gone, however it went.
+"""A process that ends the processes and removes the folders of a program that is gone, however it went.
 
 ``atexit`` and signal handlers do not run when a program is killed with SIGKILL, and ``PR_SET_PDEATHSIG``
 needs a ``preexec_fn`` (unsafe with threads) and fires when the *thread* that started the child ends. So the
 program starts one small process in a session of its own, which is told about each process group and folder,
 and acts when the program has died.
 
-This file is both sides: the program imports :class:`Reaper`, the watchman runs the file with ``python -I
--S``, so it imports nothing outside the standard library.
+This file is both sides: the program imports :class:`Reaper`, the reaping process runs the file with ``python -I
+-S``, so this file imports nothing outside the standard library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import ClassVar
 
 
 class Reaper:
-    """The program's side: one watchman for each process, started when it is first needed.
+    """The program's side: one reaping process for each, started when it is first needed.
 
     Any thread may call any method. ``_lock`` guards ``_instance`` and keeps each order one line on the pipe.
     """
@@ -36,12 +36,12 @@ class Reaper:
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self) -> None:
-        """Start the watchman."""
+        """Start the process."""
         self.owner = os.getpid()
         # Not Popen's own pipe: its file object would be closed, with a warning, by each forked child that
         # ends.
         orders, self._orders = os.pipe()
-        self._watchman = subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, str(self.owner)],
             stdin=orders,
             # Neither Ctrl-C at the terminal nor a signal to the program's group may reach it.
@@ -53,20 +53,20 @@ class Reaper:
 
     @property
     def pid(self) -> int:
-        """The number of the watchman's process."""
-        return self._watchman.pid
+        """The number of the reaping process."""
+        return self._process.pid
 
     def end(self, timeout: float = 10.0) -> None:
         """End and remove everything now, so that nothing is left when the program exits."""
         if self.owner == os.getpid():  # a forked child runs its parent's exit functions
             with contextlib.suppress(OSError):
-                self._tell("end", 0)
-            self._watchman.wait(timeout)
+                self._send("end", 0)
+            self._process.wait(timeout)
             os.close(self._orders)
 
     @classmethod
     def current(cls) -> Reaper:
-        """Return this process's watchman; a forked child gets one of its own."""
+        """Return the reaper of this process; a forked child gets one of its own."""
         with cls._lock:
             if cls._instance is None or cls._instance.owner != os.getpid():
                 cls._instance = cls()
@@ -74,21 +74,21 @@ class Reaper:
 
     def watch_group(self, group: int) -> None:
         """Kill the process group when this program is gone."""
-        self._tell("watch_group", group)
+        self._send("watch_group", group)
 
     def forget_group(self, group: int) -> None:
         """Take back :meth:`watch_group`, since the number may soon belong to somebody else."""
-        self._tell("forget_group", group)
+        self._send("forget_group", group)
 
     def watch_folder(self, folder: str) -> None:
         """Remove the folder when this program is gone."""
-        self._tell("watch_folder", folder)
+        self._send("watch_folder", folder)
 
     def forget_folder(self, folder: str) -> None:
         """Take back :meth:`watch_folder`."""
-        self._tell("forget_folder", folder)
+        self._send("forget_folder", folder)
 
-    def _tell(self, order: str, value: int | str) -> None:
+    def _send(self, order: str, value: int | str) -> None:
         line = json.dumps([order, value]).encode() + b"\n"
         with self._lock:
             os.write(self._orders, line)

@@ -71,7 +71,7 @@ class Comparison:
             surprises = self.surprises
             if not surprises:
                 break
-            say(f"once more, because they surprised: {', '.join(surprises)}")
+            print_now(f"once more, because they surprised: {', '.join(surprises)}")
             self.add_try(run(number, surprises))
 
     def last(self, test: str) -> Pair:
@@ -102,7 +102,7 @@ def _missing(test: str) -> Outcome:
     return Outcome(test=test, word="failed", note="has not been run")
 
 
-def say(line: str) -> None:
+def print_now(line: str) -> None:
     """Print a line at once."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

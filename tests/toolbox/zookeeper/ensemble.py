@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from tests.toolbox.network.port import LOOPBACK, free_port
-from tests.toolbox.processes.process import GLANCE
+from tests.toolbox.processes.process import POLL_INTERVAL
 from tests.toolbox.processes.started import Started
 from tests.toolbox.zookeeper.server import ZooKeeper
 
@@ -94,7 +94,7 @@ class Ensemble(Started):
             if time.monotonic() > deadline:
                 msg = f"no leader among {self.hosts} after {timeout:g} s"
                 raise TimeoutError(msg)
-            time.sleep(GLANCE)
+            time.sleep(POLL_INTERVAL)
 
     def followers(self) -> list[ZooKeeper]:
         """Return the servers that follow a leader now."""

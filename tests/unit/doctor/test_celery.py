@@ -282,13 +282,13 @@ QUORUM = {"x-queue-type": "quorum"}
         (QUORUM | {"x-dead-letter-exchange": "dead"}, None),
     ],
 )
-def test_delivery_limits(app: Celery, arguments: dict[str, Any] | None, told: str | None) -> None:
+def test_delivery_limits(app: Celery, arguments: dict[str, Any] | None, notified: str | None) -> None:
     """Queues of RabbitMQ that discard a message after a number of deliveries are listed."""
     queues = (Queue("default"), Queue("orders", queue_arguments=arguments))
     app.conf.update(broker_url="amqp://127.0.0.1:1", task_queues=queues)
     finding = one("celery.delivery-limits")
-    assert finding.level == ("ok" if told is None else "info")
-    assert told is None or f": {told};" in finding.found
+    assert finding.level == ("ok" if notified is None else "info")
+    assert notified is None or f": {notified};" in finding.found
 
 
 def test_delivery_limits__of_another_broker(app: Celery) -> None:

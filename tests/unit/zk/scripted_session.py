@@ -328,9 +328,11 @@ class Script:
         self._synced = None
 
 
-def contend(script: Script, rule: Rule = EXCLUSIVE, *, wait: bool = True, told: list[Any] | None = None) -> Contender:
-    """Return a contender that has sent what it sends first; ``told`` grows with each notification."""
-    notes = [] if told is None else told
+def contend(
+    script: Script, rule: Rule = EXCLUSIVE, *, wait: bool = True, notified: list[Any] | None = None
+) -> Contender:
+    """Return a contender that has sent what it sends first; ``notified`` grows with each notification."""
+    notes = [] if notified is None else notified
     session: Any = script
     contender = Contender(session, [LockPath("/k")], rule, data=data(), wait=wait, notify=lambda: notes.append(None))
     contender.join()

@@ -100,8 +100,8 @@ def test_loss__told_when_the_reason_is_known(pool: Pool) -> None:
         # Nothing is kept for longer.
         assert attempt._possession is not None
         assert attempt._possession._kept is None
-    wait_until(lambda: losses.told)
-    assert [(held.key, reason) for held, reason in losses.told] == [("k", "broken by an operator")]
+    wait_until(lambda: losses.notified)
+    assert [(held.key, reason) for held, reason in losses.notified] == [("k", "broken by an operator")]
 
 
 def test_loss__seen_by_the_holder(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +121,8 @@ def test_loss__seen_by_the_holder(pool: Pool, monkeypatch: pytest.MonkeyPatch) -
         gc.collect()
     while posted:
         session.post(posted.pop(0))
-    wait_until(lambda: losses.told)
-    assert "the lease ran out" in losses.told[0][1]
+    wait_until(lambda: losses.notified)
+    assert "the lease ran out" in losses.notified[0][1]
 
 
 @pytest.mark.shows("guarantees#that-only-the-holder-writes")

@@ -92,8 +92,8 @@ def test_loss__of_many_at_once(make_pool: MakePool, observer: Observer) -> None:
     for held in holds:
         held._when_lost(lambda held=held: called.append(held))  # type: ignore[misc]
     observer.end_session(pool)
-    wait_until(lambda: len(listener.told) == LOCKS, 60)
-    assert {held for held, _reason in listener.told} == set(called) == set(holds)
+    wait_until(lambda: len(listener.notified) == LOCKS, 60)
+    assert {held for held, _reason in listener.notified} == set(called) == set(holds)
     assert len(listener.threads) <= LISTENER_THREADS
     assert len(called) == LOCKS
     for held in reversed(holds):
@@ -109,10 +109,10 @@ def test_loss__where_threads_are_short(make_pool: MakePool, observer: Observer, 
     observer.end_session(pool)
     wait_until(lambda: all(held.lost for held in holds))
     wait_until(lambda: actions_of(pool).waiting == len(holds))
-    assert listener.told == []
+    assert listener.notified == []
     shortage.set()
-    wait_until(lambda: len(listener.told) == len(holds))
-    assert {held for held, _reason in listener.told} == set(holds)
+    wait_until(lambda: len(listener.notified) == len(holds))
+    assert {held for held, _reason in listener.notified} == set(holds)
 
 
 @pytest.mark.shows("faults#it-loses-all-its-locks-at-once-and-no-thread-can-be-started")
@@ -139,7 +139,7 @@ def test_loss__one_listener_blocks(make_pool: MakePool, observer: Observer, bloc
     first = Lock("first", pool, listener=blocked).acquire(timeout=120)
     holds = hold(pool, 20, listener)
     observer.end_session(pool)
-    wait_until(lambda: len(listener.told) == len(holds))
+    wait_until(lambda: len(listener.notified) == len(holds))
     assert blocked.called == [first]
 
 
@@ -152,12 +152,12 @@ def test_loss__a_call_raises(pool: Pool, observer: Observer, caplog: pytest.LogC
 
     listener = Losses()
     held = Lock("k", pool, listener=listener).acquire(timeout=120)
-    told = threading.Event()
+    notified = threading.Event()
     held._when_lost(fail)
-    held._when_lost(told.set)
+    held._when_lost(notified.set)
     observer.end_session(pool)
-    wait_until(lambda: listener.told)
-    assert told.is_set()
+    wait_until(lambda: listener.notified)
+    assert notified.is_set()
     assert "event=when_lost_failed" in caplog.text
 
 

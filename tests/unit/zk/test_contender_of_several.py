@@ -24,14 +24,16 @@ def script() -> Script:
 
 
 @pytest.fixture
-def told() -> list[None]:
+def notified() -> list[None]:
     """Return a list that grows with each notification."""
     return []
 
 
-def contend(script: Script, rule: Rule = EXCLUSIVE, *, wait: bool = True, told: list[None] | None = None) -> Contender:
+def contend(
+    script: Script, rule: Rule = EXCLUSIVE, *, wait: bool = True, notified: list[None] | None = None
+) -> Contender:
     """Return an attempt at all the queues that has sent what it sends first."""
-    notes = [] if told is None else told
+    notes = [] if notified is None else notified
     session: Any = script
     places = [LockPath(path, path.encode()) for path in PATHS]
     several = Contender(session, places, rule, data=b"me", wait=wait, notify=lambda: notes.append(None))
@@ -53,9 +55,9 @@ def list_all(script: Script, names: dict[str, str], **before: str) -> None:
         assert script.answer("children", [names[path], *filter(None, [before.get(path[1:])])]) == path
 
 
-def hold(script: Script, told: list[None] | None = None) -> tuple[Contender, dict[str, str]]:
+def hold(script: Script, notified: list[None] | None = None) -> tuple[Contender, dict[str, str]]:
     """Return an attempt that holds, and its nodes."""
-    several = contend(script, told=told)
+    several = contend(script, notified=notified)
     names = create(script)
     list_all(script, names)
     assert several.state is State.HELD
@@ -87,9 +89,9 @@ def answer_deletes(script: Script) -> list[str]:
 # Getting in.
 
 
-def test_join__all_free(script: Script, told: list[None]) -> None:
+def test_join__all_free(script: Script, notified: list[None]) -> None:
     """One creation and a list of each queue are enough; the token is that of the transaction, whatever the order."""
-    several = contend(script, told=told)
+    several = contend(script, notified=notified)
     assert script.asked == ["create_all", "children", "children", "children"]
     stems = script.requests[0][1]
     assert [stem.rpartition("/")[0] for stem in stems] == list(PATHS)
@@ -98,7 +100,7 @@ def test_join__all_free(script: Script, told: list[None]) -> None:
     list_all(script, names)
     assert (several.state, several.token, script.asked) == (State.HELD, 4711, [])
     assert several.node_paths == dict(zip(PATHS, nodes_of(names), strict=True))
-    assert told
+    assert notified
 
 
 def test_join__not_before_the_last(script: Script) -> None:
@@ -175,18 +177,18 @@ def test_wait__one_after_the_other(script: Script) -> None:
     assert (several.state, several.token, script.asked) == (State.HELD, 50, [])
 
 
-def test_wait__holder(script: Script, told: list[None]) -> None:
+def test_wait__holder(script: Script, notified: list[None]) -> None:
     """Who waits knows who is in the way in one of the queues."""
-    several = contend(script, told=told)
+    several = contend(script, notified=notified)
     names = create(script)
     list_all(script, names, c=other(1))
-    told.clear()
+    notified.clear()
     script.answer_get(names["/c"], (data(), stat()))
     script.answer_get(other(1), (data(host="in the way"), stat(owner=OTHERS)))
     assert (several.state, several.holder_reads) == (State.WAITING, 1)
     assert several.holder is not None
     assert several.holder.host == "in the way"
-    assert told
+    assert notified
     settle(script, "", dict.fromkeys(names.values(), SESSION))
     several.refresh_holder()
     assert script.answer("children", [names["/c"], other(1)]) == "/c"
@@ -249,15 +251,15 @@ def test_create__parents_never_there(script: Script) -> None:
     assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
 
 
-def test_create__refused(script: Script, told: list[None]) -> None:
+def test_create__refused(script: Script, notified: list[None]) -> None:
     """A refusal is the outcome."""
-    several = contend(script, told=told)
+    several = contend(script, notified=notified)
     script.answer("create_all", error=NoAuthError())
     for _ in PATHS:
         script.answer("children", error=NoAuthError())
     assert isinstance(several.error, NoAuthError)
     assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
-    assert told
+    assert notified
 
 
 def test_member__refused(script: Script) -> None:
@@ -287,13 +289,13 @@ def test_try__free(script: Script) -> None:
 
 
 @pytest.mark.parametrize("full", [0, 1, 2])
-def test_try__busy(script: Script, full: int, told: list[None]) -> None:
+def test_try__busy(script: Script, full: int, notified: list[None]) -> None:
     """A try that meets one full queue creates nothing, and can say who is there."""
-    several = contend(script, wait=False, told=told)
+    several = contend(script, wait=False, notified=notified)
     for number in range(3):
         script.answer("children", [other(1)] if number == full else [])
     assert (several.is_taken, several.state, script.asked, script.listeners) == (True, State.GONE, [], {})
-    assert told
+    assert notified
     several.refresh_holder()
     assert script.answer("children", [other(1)]) == PATHS[full]
     assert script.answer("get", (data(host="there"), stat(owner=OTHERS))) == f"{PATHS[full]}/{other(1)}"
@@ -539,9 +541,9 @@ def test_reply_lost__session_ended(script: Script) -> None:
     assert several.state is State.HELD
 
 
-def test_list__reply_lost(script: Script, told: list[None]) -> None:
+def test_list__reply_lost(script: Script, notified: list[None]) -> None:
     """When only the lists were lost, the nodes are kept."""
-    several = contend(script, told=told)
+    several = contend(script, notified=notified)
     names = create(script)
     script.answer("children", [names["/b"]])
     script.break_connection()
@@ -554,9 +556,9 @@ def test_list__reply_lost(script: Script, told: list[None]) -> None:
     ]
     for path in PATHS[1:]:
         script.answer("children", [names[path]])
-    assert not told
+    assert not notified
     script.answer("get", (b"me", stat(50)))
-    assert told
+    assert notified
     assert several.state is State.HELD
 
 
@@ -683,14 +685,14 @@ def test_session_ended__waiting(script: Script, letters: str) -> None:
     assert not set(several.node_paths.values()) & set(nodes_of(names))
 
 
-def test_session_ended__holding(script: Script, told: list[None]) -> None:
+def test_session_ended__holding(script: Script, notified: list[None]) -> None:
     """Who holds has lost, for the reason that was first, and there is nothing left to delete."""
-    several, _ = hold(script, told)
-    told.clear()
+    several, _ = hold(script, notified)
+    notified.clear()
     script.break_connection()
     script.end_session("expired")
     assert (several.state, several.lost) == (State.GONE, "expired")
-    assert told
+    assert notified
     script.reconnect()
     several.lose("something else")
     assert (several.lost, script.asked) == ("expired", [])
@@ -791,10 +793,10 @@ def test_unavailable__after_the_session(script: Script, is_answered: bool) -> No
 # Holding.
 
 
-def test_node_deleted__holding(script: Script, told: list[None]) -> None:
+def test_node_deleted__holding(script: Script, notified: list[None]) -> None:
     """If one node is removed all is lost, since the others alone are not what was asked for; they stay till the end."""
-    several, names = hold(script, told)
-    told.clear()
+    several, names = hold(script, notified)
+    notified.clear()
     script.heartbeat()
     assert [what for _, what, _ in script.requests] == nodes_of(names)
     script.answer("get", (b"me", stat(50)))
@@ -807,7 +809,7 @@ def test_node_deleted__holding(script: Script, told: list[None]) -> None:
     script.answer("get", (LockNodeData(removal=removal).encode(), stat(50)))
     assert (several.state, several.loss_reason_pending) == (State.HELD, False)
     assert several.lost == "its node was deleted: broken by ada"
-    assert told
+    assert notified
     assert script.asked == []
     several.leave()
     assert answer_deletes(script) == [f"/b/{names['/b']}", f"/c/{names['/c']}"]
@@ -837,16 +839,16 @@ def test_node_deleted__and_let_go(script: Script) -> None:
     assert (several.state, several.lost, several.loss_reason_pending) == (State.GONE, "its node was deleted", False)
 
 
-def test_revoked__one_of_them(script: Script, told: list[None]) -> None:
+def test_revoked__one_of_them(script: Script, notified: list[None]) -> None:
     """Who is asked to let go of one of the locks is asked to let go."""
-    several, _ = hold(script, told)
-    told.clear()
+    several, _ = hold(script, notified)
+    notified.clear()
     script.heartbeat()
     script.answer("get", (b"me", stat(50)))
-    assert (several.revoked, told) == (None, [])
+    assert (several.revoked, notified) == (None, [])
     script.answer("get", (b'{"v":1,"revoke":"maintenance"}', stat(50)))
     assert (several.state, several.revoked) == (State.HELD, "maintenance")
-    assert told
+    assert notified
 
 
 # Getting out.
@@ -890,9 +892,9 @@ def test_leave__waiting(script: Script) -> None:
     assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
 
 
-def test_leave__holding(script: Script, told: list[None]) -> None:
+def test_leave__holding(script: Script, notified: list[None]) -> None:
     """All nodes are deleted, in the order of the queues; it is over when the last is confirmed."""
-    several, names = hold(script, told)
+    several, names = hold(script, notified)
     gone: list[None] = []
     several.when_deleted(lambda: gone.append(None))
     several.leave()
@@ -901,10 +903,10 @@ def test_leave__holding(script: Script, told: list[None]) -> None:
     script.answer("delete")
     script.answer("delete", error=NoNodeError())
     assert (several.state, gone) == (State.LEAVING, [])
-    told.clear()
+    notified.clear()
     script.answer("delete")
     assert (several.state, gone, script.listeners) == (State.GONE, [None], {})
-    assert told
+    assert notified
     several.when_deleted(lambda: gone.append(None))
     assert len(gone) == 2
 

@@ -96,16 +96,16 @@ def test_list__refused(script: Script) -> None:
 def test_list__error_in_one(script: Script, caplog: pytest.LogCaptureFixture) -> None:
     """What goes wrong with one of those who asked is logged, and the others are told."""
     listing = script.listing("/k")
-    told: list[Queue] = []
+    notified: list[Queue] = []
 
-    def fail(_line: Queue, _refusal: Exception | None) -> None:
+    def fail(_queue: Queue, _refusal: Exception | None) -> None:
         raise ZeroDivisionError
 
     listing.list_queue(fail)
-    listing.list_queue(lambda queue, _refusal: told.append(queue))
+    listing.list_queue(lambda queue, _refusal: notified.append(queue))
     script.flush()
     script.answer("children", [other(1)])
-    assert [node.name for node in told[0]] == [other(1)]
+    assert [node.name for node in notified[0]] == [other(1)]
     assert "event=listener_failed" in caplog.text
 
 
@@ -237,18 +237,18 @@ def test_connection__gone_before_the_answer(script: Script) -> None:
 def test_connection__old_questions(script: Script) -> None:
     """Who asked on an earlier connection is told nothing by the next one; who asks while there is none has to wait."""
     listing = script.listing("/k")
-    told: list[str] = []
-    listing.list_queue(lambda _line, _refusal: told.append("before"))
+    notified: list[str] = []
+    listing.list_queue(lambda _queue, _refusal: notified.append("before"))
     script.break_connection()
     script.flush()
-    listing.list_queue(lambda _line, _refusal: told.append("meanwhile"))
+    listing.list_queue(lambda _queue, _refusal: notified.append("meanwhile"))
     script.flush()
     assert script.asked == []
     script.reconnect()
-    listing.list_queue(lambda _line, _refusal: told.append("after"))
+    listing.list_queue(lambda _queue, _refusal: notified.append("after"))
     script.flush()
     script.answer("children", [other(1)])
-    assert (told, script.asked) == (["meanwhile", "after"], [])
+    assert (notified, script.asked) == (["meanwhile", "after"], [])
 
 
 def test_connection__several_queues(script: Script) -> None:

@@ -36,15 +36,15 @@ def reader(sequence: int) -> str:
 
 def test_last_gone(script: Script) -> None:
     """Who watches the last before it holds when that is gone, asks for nothing, and goes on watching its own node."""
-    told: list[Any] = []
-    contender = contend(script, told=told)
+    notified: list[Any] = []
+    contender = contend(script, notified=notified)
     name = create(script)
     script.answer("children", [name, other(3)])
     settle(script, name)
-    told.clear()
+    notified.clear()
     script.tell(f"/k/{other(3)}", deleted=True)
     assert (contender.state, script.asked) == (State.HELD, [])
-    assert told
+    assert notified
     assert set(script.watches) == {f"/k/{name}"}
 
 
@@ -229,15 +229,15 @@ def test_own_node__gone_before_a_heartbeat_is_answered(script: Script) -> None:
 
 def test_own_node__gone_and_then_the_connection(script: Script) -> None:
     """A loss is told at once if nobody can be asked any more why it came."""
-    told: list[str | None] = []
+    notified: list[str | None] = []
     contender, name = join_behind(script, other(3))
     settle(script, name)
     script.tell(f"/k/{other(3)}", deleted=True)
     script.tell(f"/k/{name}", deleted=True)
-    contender.when_deleted(lambda: told.append(contender.lost))
-    assert (contender.lost, told) == ("its node was deleted", [])
+    contender.when_deleted(lambda: notified.append(contender.lost))
+    assert (contender.lost, notified) == ("its node was deleted", [])
     script.break_connection()
-    assert told == ["its node was deleted"]
+    assert notified == ["its node was deleted"]
     assert script.listeners == {}
 
 

@@ -274,14 +274,14 @@ def test_fork__with_the_number_of_the_parent(pool: Pool) -> None:
         check_wait(acquisition.lock, owners.caller())
     writer, pid = background._writer(), os.getpid()
 
-    def look(say: Callable[[object], None]) -> None:
+    def look(report: Callable[[object], None]) -> None:
         os.getpid = lambda: pid
         # What its parent acquires is in nobody's way.
         check_wait(acquisition.lock, owners.caller())
-        say([held.lost, current("k") is None, pool.sessions(), background._writer() is writer])
+        report([held.lost, current("k") is None, pool.sessions(), background._writer() is writer])
 
     with forked_child.fork(look) as child:
-        assert child.hear() == [True, True, [], False]
+        assert child.receive() == [True, True, [], False]
     held.check()
     acquisition.end()
 

@@ -161,15 +161,15 @@ def test_start__after_a_fork(make_pool: MakePool, monkeypatch: pytest.MonkeyPatc
     pool = make_pool(connect_timeout=LONG)
     held = Lock("k", pool).acquire(LONG)
 
-    def ask(say: Callable[[object], None]) -> None:
+    def ask(report: Callable[[object], None]) -> None:
         Shortage(ERRORS[0], monkeypatch)
         try:
             Lock("other", pool).acquire(SHORT)
         except ZooKeeperUnavailable as error:
-            say(type(error.__cause__).__name__)
+            report(type(error.__cause__).__name__)
 
     with forked_child.fork(ask) as child:
-        assert child.hear() == "OSError"
+        assert child.receive() == "OSError"
     held.check()
     held.release()
 

@@ -208,10 +208,10 @@ def test_not_there() -> None:
 def test_downgraded() -> None:
     """Before a reader that was a writer stands everything but its own write node."""
     names = [other(4), curators(5, Kind.WRITE), f"_c_{GUID}-__READ__0000000005", other(6, Kind.READ)]
-    standing = parse_names(names)
-    order = Queue(standing)
-    assert order.before(names[2], frozenset(Kind)) == standing[:1]
-    assert order.before(names[3], frozenset(Kind)) == standing[:3]
+    nodes = parse_names(names)
+    order = Queue(nodes)
+    assert order.before(names[2], frozenset(Kind)) == nodes[:1]
+    assert order.before(names[3], frozenset(Kind)) == nodes[:3]
     assert order.before(names[2], frozenset({Kind.READ})) == []
 
 

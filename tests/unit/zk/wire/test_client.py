@@ -259,7 +259,7 @@ class Watching:
     def __init__(self, plug: Plug, path: str) -> None:
         self.plug = plug
         self.path = path
-        self.told: list[tuple[str, bool]] = []
+        self.notified: list[tuple[str, bool]] = []
         self._off: dict[str, Callable[[], None]] = {}
 
     def watch(self, name: str, method: str = "get") -> None:
@@ -267,7 +267,7 @@ class Watching:
 
         def ask() -> None:
             def triggered(deleted: bool) -> None:
-                self.told.append((name, deleted))
+                self.notified.append((name, deleted))
 
             children = method == "children"
             self._off[name] = self.plug.wire.watch(self.path, lambda *_: None, triggered, children=children)
@@ -300,13 +300,13 @@ def test_watch__data(watcher: Watching, observer: Observer) -> None:
     watcher.watch("first")
     watcher.settle()
     observer.client.set(watcher.path, b"new")
-    wait_until(lambda: watcher.told == [("first", False)])
+    wait_until(lambda: watcher.notified == [("first", False)])
     watcher.watch("second")
     watcher.settle()
     observer.client.create(f"{watcher.path}/child")
     observer.client.delete(f"{watcher.path}/child")
     observer.client.delete(watcher.path)
-    wait_until(lambda: watcher.told == [("first", False), ("second", True)])
+    wait_until(lambda: watcher.notified == [("first", False), ("second", True)])
     assert watcher.kept == 0
 
 
@@ -321,7 +321,7 @@ def test_watch__children(watcher: Watching, observer: Observer) -> None:
         watcher.watch(str(number), "children")
         watcher.settle()
         change(watcher.path + below)
-        wait_until(lambda number=number, deleted=deleted: watcher.told[number:] == [(str(number), deleted)])  # type: ignore[misc]
+        wait_until(lambda number=number, deleted=deleted: watcher.notified[number:] == [(str(number), deleted)])  # type: ignore[misc]
     assert watcher.kept == 0
 
 
@@ -336,7 +336,7 @@ def test_watch__taken_off(watcher: Watching, observer: Observer, method: str) ->
     watcher.settle()
     assert watcher.kept == 1
     observer.client.delete(watcher.path)
-    wait_until(lambda: watcher.told == [("on", True)])
+    wait_until(lambda: watcher.notified == [("on", True)])
     assert watcher.kept == 0
 
 
@@ -353,9 +353,9 @@ def test_watch__taken_off_under_way(watcher: Watching, observer: Observer, metho
     watcher.settle()
     assert watcher.kept == 1
     observer.client.delete(watcher.path)
-    wait_until(lambda: watcher.told == [("on", True)])
+    wait_until(lambda: watcher.notified == [("on", True)])
     watcher.settle()
-    assert watcher.told == [("on", True)]
+    assert watcher.notified == [("on", True)]
 
 
 def test_watch__removed_at_the_server(own_zookeeper: ZooKeeper, plugs: Any, own_observer: Observer) -> None:
@@ -379,10 +379,10 @@ def test_watch__removed_at_the_server(own_zookeeper: ZooKeeper, plugs: Any, own_
     one.settle()
     assert watches_at(own_zookeeper) == 2
     own_observer.client.delete("/k")
-    wait_until(lambda: len(other.told) == 4)
+    wait_until(lambda: len(other.notified) == 4)
     one.settle()
-    assert sorted(other.told) == [("a", True), ("b", True), ("c", True), ("of the children", True)]
-    assert one.told == []
+    assert sorted(other.notified) == [("a", True), ("b", True), ("c", True), ("of the children", True)]
+    assert one.notified == []
     assert watches_at(own_zookeeper) == 0
 
 
@@ -399,7 +399,7 @@ def test_watch__taken_off_too_late(plugs: Any, zookeeper: ZooKeeper, observer: O
         wait_until(lambda: [REMOVE_WATCHES] in [list(requests(chunk)) for way, chunk in proxy.chunks[2:] if way == UP])
         proxy.resume()
         watching.settle()
-        assert watching.told == []
+        assert watching.notified == []
         assert watching.plug.listener.events == ["connected"]
         watching.plug.wire.close(1.0)
 
@@ -415,7 +415,7 @@ def test_watch__connection_lost(watcher: Watching, observer: Observer) -> None:
     watcher.settle()
     assert watcher.kept == 1
     observer.client.delete(watcher.path)
-    wait_until(lambda: watcher.told == [("new", True)])
+    wait_until(lambda: watcher.notified == [("new", True)])
 
 
 def restored(plug: Plug) -> None:
@@ -450,7 +450,7 @@ def test_watch__restored(
         proxy.cut()
         wait_until(lambda: plug.listener.events == ["connected", "suspended"])
         # It is kept, and the end of the connection is no call.
-        assert (watcher.kept, watcher.told) == (1, [])
+        assert (watcher.kept, watcher.notified) == (1, [])
         if change == "set":
             observer.client.set(path, b"new")
         elif change == "delete":
@@ -461,13 +461,13 @@ def test_watch__restored(
         wait_until(lambda: plug.listener.events == ["connected", "suspended", "connected"])
         assert plug.wire.watches.lost
         restored(plug)
-        assert watcher.told == missed[change]
+        assert watcher.notified == missed[change]
         assert watcher.kept == (not missed[change])
         if not missed[change]:
             observer.client.delete(path, recursive=True)
-            wait_until(lambda: watcher.told)
-            assert watcher.told[0][0] == "w"
-        assert len(watcher.told) == 1
+            wait_until(lambda: watcher.notified)
+            assert watcher.notified[0][0] == "w"
+        assert len(watcher.notified) == 1
 
 
 def test_watch__under_way_is_not_restored(zookeeper: ZooKeeper, plugs: Any, observer: Observer, root: str) -> None:
@@ -484,7 +484,7 @@ def test_watch__under_way_is_not_restored(zookeeper: ZooKeeper, plugs: Any, obse
         proxy.cut()
         wait_until(lambda: plug.listener.events == ["connected", "suspended", "connected"])
         assert not plug.wire.watches.lost
-        assert (watcher.kept, watcher.told) == (0, [])
+        assert (watcher.kept, watcher.notified) == (0, [])
 
 
 def test_error__unknown_to_kazoo(watcher: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -950,7 +950,7 @@ def test_session__expired(plugs: Any, zookeeper: ZooKeeper) -> None:
     assert plug.wire.session_id not in {None, before}
     assert plug.ask("children", "/")[1] is None
     assert not plug.wire.watches.lost
-    assert (watcher.kept, watcher.told) == (0, [])
+    assert (watcher.kept, watcher.notified) == (0, [])
 
 
 def test_chroot(make_pool: MakePool, zookeeper: ZooKeeper, observer: Observer) -> None:

@@ -191,13 +191,13 @@ def test_messages__garbage(ends: Ends, garbage: bytes) -> None:
 
 
 class Asker:
-    """Stands for the requests of a client; ``told`` has the values and errors of the replies."""
+    """Stands for the requests of a client; ``notified`` has the values and errors of the replies."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[object, object]] = []
+        self.notified: list[tuple[object, object]] = []
 
     def delivery(self) -> Delivery:
-        return Delivery(self.notify, lambda *answer: self.told.append(answer))
+        return Delivery(self.notify, lambda *answer: self.notified.append(answer))
 
     def notify(self, reply: Callable[..., None], *answer: object) -> None:
         reply(*answer)
@@ -211,12 +211,12 @@ def test_answer__once(ends: Ends) -> None:
     ends.server.sendall(message(reply_header_struct.pack(1, 1, 0) + int_struct.pack(0)))
     ends.exchange()
     client._notify_pending(KeeperState.CONNECTING)
-    assert asker.told == [([], None)]
+    assert asker.notified == [([], None)]
     # No request is left that a message of the next connection could answer.
     ends.server.sendall(message(reply_header_struct.pack(2, 1, 0) + int_struct.pack(0)))
     with pytest.raises(ConnectionDropped, match="out of turn"):
         ends.exchange()
-    assert asker.told == [([], None)]
+    assert asker.notified == [([], None)]
 
 
 @pytest.mark.parametrize("is_write", [True, False])
@@ -228,7 +228,7 @@ def test_answer__undecodable(ends: Ends, *, is_write: bool) -> None:
     ends.server.sendall(message(reply_header_struct.pack(1, 1, 0) + b"\0"))
     with pytest.raises(ConnectionDropped) if is_write else contextlib.nullcontext():
         ends.exchange()
-    assert [isinstance(error, EncodingError) for _value, error in asker.told] == [True] * (not is_write)
+    assert [isinstance(error, EncodingError) for _value, error in asker.notified] == [True] * (not is_write)
 
 
 def test_reply__its_requests_leave_at_once(ends: Ends) -> None:

@@ -164,4 +164,4 @@ def test_names__fork(dns: FakeDns) -> None:
     names.resolve(SOON)
     wait_until(lambda: dns.asked["zk1"] == 2)
     with forked_child.fork(lambda report: report(Names([("zk1", 2181)]).resolve(Deadline.after(0.1)))) as child:
-        assert child.hear() == ([("zk1", "127.0.0.1", 2181)], {"zk1": "no answer"})
+        assert child.receive() == ([("zk1", "127.0.0.1", 2181)], {"zk1": "no answer"})

@@ -180,7 +180,7 @@ class Workplace:
         timeout: float | None = None,
         headers: dict[str, Any] | None = None,
     ) -> Any:
-        """Return a request that has not entered the line, and that the pool takes when it has a slot."""
+        """Return a request that has not joined the queue, and that the pool takes when it has a slot."""
 
         def take(_pool: object) -> None:
             self.children._busy_workers.add(1)

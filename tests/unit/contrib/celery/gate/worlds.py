@@ -24,19 +24,19 @@ from django_zklock.contrib.celery.internals import messages
 from django_zklock.exceptions import LockConflict
 from tests.unit.contrib.celery.gate.workplace import Session, Workplace
 
-# What may go wrong in a world, or end a wait: each once. "stranger" is a contender of another worker, and "full" has no
+# What may go wrong in a world, or end a wait: each once. "other" is a contender of another worker, and "full" has no
 # cells. With "taken" there is one task, another worker has the lock at the beginning, and a task without a lock comes.
 FAULTS = (
-    (), ("lose",), ("refuse",), ("revoke",), ("fail",), ("fail pool",), ("cut",), ("drop",), ("kill",), ("stranger",),
+    (), ("lose",), ("refuse",), ("revoke",), ("fail",), ("fail pool",), ("cut",), ("drop",), ("kill",), ("other",),
     ("age",), ("full",), ("refuse", "fail pool"), ("taken", "lose"), ("taken", "refuse", "revoke"),
-    ("taken", "refuse", "age"), ("taken", "stranger", "revoke"), ("taken", "stranger", "age"),
-    ("taken", "stranger", "fail pool"), ("taken", "cut"), ("taken", "fail"),
+    ("taken", "refuse", "age"), ("taken", "other", "revoke"), ("taken", "other", "age"),
+    ("taken", "other", "fail pool"), ("taken", "cut"), ("taken", "fail"),
 )  # fmt: skip
 # Seconds by which the clock goes on at once: more than any limit of the gate.
 STRIDE = 1.5
 TIMES = 1
 # A lock is released for want of a slot, and then the message is too old.
-MORE_TIMES: dict[tuple[str, ...], int] = {("taken", "stranger", "age"): 2}
+MORE_TIMES: dict[tuple[str, ...], int] = {("taken", "other", "age"): 2}
 
 Step = tuple[Event, Pair, Pair]
 
@@ -47,7 +47,7 @@ class Asked:
     def __init__(self, world: World, on_change: Callable[[], None]) -> None:
         self.world = world
         self.on_change = on_change
-        self.is_waiting = self.is_told = self.was_contended = False
+        self.is_waiting = self.is_notified = self.was_contended = False
         self.error: Exception | None = None
         self.contender: Any = SimpleNamespace(
             session=Session(), wait=True, answered=False, holder=None, token=5, node_paths={"/k": "/k/1"},
@@ -74,7 +74,7 @@ class Asked:
 
     @property
     def granted(self) -> bool:
-        return self.is_told and self.is_waiting and not self.expired
+        return self.is_notified and self.is_waiting and not self.expired
 
     def poll(self) -> bool:
         if self.error is not None:
@@ -83,7 +83,7 @@ class Asked:
         return self.granted
 
     def newly_contended(self) -> bool:
-        return self.contender.answered and not self.is_told and not self.was_contended
+        return self.contender.answered and not self.is_notified and not self.was_contended
 
     def next_wakeup(self) -> None: ...
 
@@ -146,7 +146,7 @@ class Delivered:
         self.has_slot = self.is_accepted = self.has_begun = False
         # Of the child: "" before it has the task, then "held" or "own", "ended" and "dead".
         self.child = ""
-        self.writes_release = self.end_is_seen = self.was_told_dead = False
+        self.writes_release = self.end_is_seen = self.is_known_dead = False
         self.cell: Cell | None = None
         request: Any = Request(self)
         self.request = request
@@ -157,7 +157,7 @@ class Delivered:
 
     def if_followed(self, _ours: object) -> None:
         place = self.locked.attempt
-        if place in self.world.queue and "stranger" in self.world.queue[self.world.queue.index(place) + 1 :]:
+        if place in self.world.queue and "other" in self.world.queue[self.world.queue.index(place) + 1 :]:
             self.locked.gate.loop.post(partial(self.locked.guarded, self.locked._release_unclaimed))
 
     # What the child does.
@@ -172,7 +172,7 @@ class Delivered:
                 self.child, self.cell = "held", cell
                 place = self.locked.attempt
                 assert place.is_first, "a body has begun without its lock"
-                assert place.is_told
+                assert place.is_notified
                 assert not place.expired
             elif cell.claimed_by is None:
                 self.writes_release = True
@@ -216,7 +216,7 @@ class World:
         self.gate.consumer.controller.blueprint = SimpleNamespace(state=None)
         self.workplace.watcher.add = self.watch  # type: ignore[method-assign]
         self.workplace.watcher.kill = self.kill  # type: ignore[method-assign]
-        self.queue: list[Any] = ["stranger"] if "taken" in faults else []
+        self.queue: list[Any] = ["other"] if "taken" in faults else []
         self.unexpected: list[Step] = []
         self.alive = {71, 72}
         self.left, self.times, self.fails_pool, self.was_cut = faults, MORE_TIMES.get(faults, TIMES), False, False
@@ -248,7 +248,7 @@ class World:
         if self.loop._calls:
             yield "loop", self.turn
         for place in self.queue:
-            if place != "stranger" and not place.is_told and (place.is_first or not place.contender.answered):
+            if place != "other" and not place.is_notified and (place.is_first or not place.contender.answered):
                 yield f"answer {self.name_of(place)}", partial(self.answer, place)
         for task in self.arrived:
             yield from self.of_child(task)
@@ -259,8 +259,8 @@ class World:
         if self.other == "runs":
             yield "other ends", self.end_other
         yield from self.faults()
-        if self.queue[:1] == ["stranger"]:
-            yield "stranger leaves", partial(self.queue.remove, "stranger")
+        if self.queue[:1] == ["other"]:
+            yield "other leaves", partial(self.queue.remove, "other")
 
     def name_of(self, place: Asked) -> str:
         return next(task.name for task in self.arrived if task.locked.attempt is place)
@@ -273,7 +273,7 @@ class World:
                 yield f"accept {task.name}", partial(self.accept, task)
             elif task.child == "ended":
                 yield f"result {task.name}", partial(self.result, task)
-            elif task.child == "dead" and not task.was_told_dead:
+            elif task.child == "dead" and not task.is_known_dead:
                 yield f"pool sees the end of {task.name}", partial(self.lost, task)
         if task.child in {"held", "own"}:
             yield f"finish {task.name}", task.finish
@@ -288,7 +288,7 @@ class World:
             is_queued = place in self.queue
             possible: dict[str, tuple[bool, Callable[[], object]]] = {
                 "lose": (is_queued, partial(self.lose, place)),
-                "refuse": (is_queued and not place.is_told, partial(self.break_off, place, LockConflict("taken"))),
+                "refuse": (is_queued and not place.is_notified, partial(self.break_off, place, LockConflict("taken"))),
                 "fail": (is_queued, partial(self.break_off, place, OSError("no memory"))),
                 "revoke": (not task.child, task.revoke),
                 "drop": (task.name in self.jobs and not task.is_accepted, partial(self.drop, task)),
@@ -302,7 +302,7 @@ class World:
         every: dict[str, Callable[[], object]] = {
             "fail pool": self.fail_pool,
             "cut": self.cut,
-            "stranger": partial(self.queue.append, "stranger"),
+            "other": partial(self.queue.append, "other"),
         }
         for name in self.left:
             if name in every:
@@ -334,7 +334,7 @@ class World:
 
     def answer(self, place: Asked) -> None:
         place.contender.answered = True
-        place.is_told = place.is_first
+        place.is_notified = place.is_first
         place.on_change()
 
     def lose(self, place: Asked) -> None:
@@ -382,7 +382,7 @@ class World:
         self.free_slot(task)
 
     def lost(self, task: Delivered) -> None:
-        task.was_told_dead = True
+        task.is_known_dead = True
         del self.jobs[task.name]
         task.callbacks["on_failure"](SimpleNamespace(exception=WorkerLostError("signal 9")))
         self.free_slot(task)
@@ -445,10 +445,10 @@ class World:
         """Return what tells this state from others."""
         return (
             tuple(self.of_task(task) for task in self.tasks),
-            tuple("stranger" if place == "stranger" else self.name_of(place) for place in self.queue),
-            tuple(self.told(call) for call in self.loop._calls),
-            tuple(sorted(self.told(call) for call in self.loop.due)),
-            tuple(self.told(call) for call, *_ in self.semaphore._waiting),
+            tuple("other" if place == "other" else self.name_of(place) for place in self.queue),
+            tuple(self.describe(call) for call in self.loop._calls),
+            tuple(sorted(self.describe(call) for call in self.loop.due)),
+            tuple(self.describe(call) for call, *_ in self.semaphore._waiting),
             tuple(each.request.id for each in self.gate.slots._asking),
             tuple(each.request.id for each in self.gate.decided.values()),
             (
@@ -469,16 +469,16 @@ class World:
         return (
             locked.pair, locked.contended, locked.is_ahead, locked.pid, locked.cell is not None, locked._kills_child,
             waits_long, self.now - locked._delivered > 900.0, locked.refusal is not None,
-            place and (place.is_waiting, place.is_told, place.contender.answered, place.expired, str(place.error)),
+            place and (place.is_waiting, place.is_notified, place.contender.answered, place.expired, str(place.error)),
             task.cell is not None and task.cell.state, tuple(task.fates), task.is_revoked,
-            (task.has_slot, task.is_accepted, task.child, task.writes_release, task.end_is_seen, task.was_told_dead),
+            (task.has_slot, task.is_accepted, task.child, task.writes_release, task.end_is_seen, task.is_known_dead),
             task.pid in self.workplace.watcher.watched, task.name in self.jobs,
         )  # fmt: skip
 
-    def told(self, call: Any) -> str:
+    def describe(self, call: Any) -> str:
         """Return what a call is, in words that are the same in each world."""
         if isinstance(call, partial):
-            return " ".join([self.told(call.func), *map(self.told, call.args)])
+            return " ".join([self.describe(call.func), *map(self.describe, call.args)])
         if isinstance(call, run.GateRequest):
             return str(call.request.id)
         owner = getattr(call, "__self__", None)

@@ -1,4 +1,4 @@
-"""A crowd of contenders for one lock, of which each can join again after it has released."""
+"""A group of contenders for one lock, of which each can join again after it has released."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.schemes.client import Address, Client
 from benchmarks.schemes.contenders import Contender
 
 
-class Crowd:
+class Group:
     """The contenders of one lock: holders, and waiters, of which each has a task."""
 
     def __init__(self, contenders: list[Contender], tasks: asyncio.TaskGroup) -> None:
@@ -79,7 +79,7 @@ class Crowd:
 
 
 @asynccontextmanager
-async def crowd(scheme: Scheme, address: Address, waiters: int) -> AsyncIterator[Crowd]:
+async def gather(scheme: Scheme, address: Address, waiters: int) -> AsyncIterator[Group]:
     """Connect one holder and this number of waiters, and let them wait for a lock that nothing else uses."""
     folder = f"/{scheme.name}-{waiters}"
     owner = await Client.connect(address, SESSION_TIMEOUT)
@@ -93,7 +93,7 @@ async def crowd(scheme: Scheme, address: Address, waiters: int) -> AsyncIterator
             contenders.append(contender)
         # A waiter that fails ends the measurement.
         async with asyncio.TaskGroup() as tasks:
-            assembled = Crowd(contenders, tasks)
+            assembled = Group(contenders, tasks)
             await assembled.assemble()
             yield assembled
             assembled.dismiss()
