@@ -100,11 +100,10 @@ bench: $(READY) | os-test ## WHAT=peers, testserver, gate, saturation, listing, 
 	PYTHONPATH=testproject $(BIN)/python -m benchmarks.$(or $(WHAT),peers) $(ARGS)
 
 .PHONY: lint
-lint: $(READY) ## style, format, layers, words
+lint: $(READY) ## style, format, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/python scripts/check_words.py benchmarks django_zklock scripts testproject tests
 
 .PHONY: types
 types: $(READY) ## mypy, strict

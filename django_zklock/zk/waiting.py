@@ -329,7 +329,7 @@ serving_threads: list[int] = []
 """The numbers of the threads in :func:`serve`, once for each call.
 
 They are a hint. Greenlets may share the number of their thread, and a forked child inherits the list. The stack, which
-may be long, is looked at only where the number is in the list, and says for certain who runs the calling code.
+may be long, is looked at only where the number is in the list, and says for certain whether the caller is in one.
 """
 
 

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import socket
-import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -648,22 +647,6 @@ def span(key: str) -> tuple[float, float]:
 @shared_task
 def span_unlocked() -> tuple[float, float]:
     return time.monotonic(), time.monotonic()
-
-
-@shared_task(acks_late=True, reject_on_worker_lost=True)
-@zk_locked("{key}")
-def enter_in_ledger(key: str, ledger: str, number: int) -> None:
-    """Note the beginning and the end of the body, with its token; a killed task leaves no end."""
-    held = current_lock()
-    assert held is not None
-    with contextlib.closing(sqlite3.connect(ledger, timeout=30, isolation_level=None)) as database:
-        database.execute(
-            "insert into runs (line, token, number, began) values (?, ?, ?, ?)",
-            (key, held.token, number, time.monotonic()),
-        )
-        time.sleep(0.005)
-        held.check()
-        database.execute("update runs set ended = ? where line = ? and token = ?", (time.monotonic(), key, held.token))
 
 
 @shared_task(acks_late=True)
