@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import asyncio.events
 from asyncio import base_events
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_zklock.contrib.celery.gate.acquisition import GateAcquisition
-from django_zklock.exceptions import LockLost, ZkLockError
+from django_zklock.exceptions import LockConflict, LockLost, ZkLockError
 from django_zklock.zk import owners
+from django_zklock.zk.listener import LockListener, LockValue
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.owners import Caller
-from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
+from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Kind, Rule, semaphore
 from django_zklock.zk.waiting import Cancellation
 
 if TYPE_CHECKING:
+    from django_zklock.zk.acquire import Acquisition
     from django_zklock.zk.held import Held
     from tests.simulation.processes import Process, Strand
     from tests.simulation.world import World
@@ -27,6 +29,14 @@ RULES: dict[str, Rule] = {
     "read": READ,
     "write": WRITE,
     **{f"lease of {limit}": semaphore(limit) for limit in (1, 2, 3)},
+}
+# What they mean, without a word of the package.
+_ALONE = frozenset({Kind.EXCLUSIVE, Kind.WRITE})
+MEANINGS: dict[str, Rule] = {
+    "exclusive": Rule(Kind.EXCLUSIVE, frozenset(Kind)),
+    "read": Rule(Kind.READ, _ALONE | {Kind.PERMIT}),
+    "write": Rule(Kind.WRITE, frozenset(Kind)),
+    **{f"lease of {limit}": Rule(Kind.PERMIT, _ALONE | {Kind.READ}, limit) for limit in (1, 2, 3)},
 }
 
 
@@ -43,6 +53,8 @@ class Turn:
     pause: float = 0.0
     work: tuple[float, ...] = (0.1,)
     is_nested: bool = False
+    # The rule of the nested acquisition, if it is another one.
+    inner: str = ""
     is_released_elsewhere: bool = False
     confirms: bool = False
     runs: str | None = None
@@ -58,6 +70,22 @@ class CallerPlan:
     turns: tuple[Turn, ...] = (Turn(),)
 
 
+class Signals(LockListener):
+    """Notes which signals were sent for each hold."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def notify(self, event: str, _lock: LockValue, /, **facts: Any) -> None:
+        """Note it."""
+        if "held" in facts:
+            self._world.judge.told(event, facts["held"])
+
+    async def anotify(self, event: str, lock: LockValue, /, **facts: Any) -> None:
+        """Note it."""
+        self.notify(event, lock, **facts)
+
+
 class Client:
     """What all callers have in common."""
 
@@ -71,6 +99,8 @@ class Client:
         # The number of its turn; and whether all are over.
         self.turn = -1
         self.is_over = False
+        # What has ended, or will end, its wait from outside.
+        self.cancelling: Cancellation | None = None
 
     def __init_subclass__(cls) -> None:
         Client.ways[cls.__name__.lower()] = cls
@@ -90,13 +120,26 @@ class Client:
             work=lambda: Work(kind="function", name="f", id=call_id),
             coalesces=turn.runs,
             may_expire=turn.gives_up_after is not None,
+            listener=Signals(self.world),
         )
+
+    @property
+    def owner(self) -> object:
+        """What owns the acquisition under way."""
+        raise NotImplementedError
+
+    @property
+    def acquisition(self) -> Acquisition | None:
+        """The acquisition under way."""
+        found = [each for get in owners.owner_of(self.owner).acquisitions if (each := get()) is not None]
+        return next((each for each in reversed(found) if each.is_waiting), None)
 
     def cancellation(self, turn: Turn) -> Cancellation | None:
         """Return what ends the wait from outside, after a while; ``None`` if nothing does."""
+        self.cancelling = None
         if turn.gives_up_after is None:
             return None
-        cancellation = Cancellation()
+        self.cancelling = cancellation = Cancellation()
         self.process.own_timers.call_later(turn.gives_up_after, cancellation.cancel)
         return cancellation
 
@@ -107,6 +150,10 @@ class Blocking(Client):
     def start(self) -> None:
         self.strand: Strand = self.process.spawn(self.name, self._main)
         self.world.clients_of[self.strand] = self
+
+    @property
+    def owner(self) -> Strand:
+        return self.strand
 
     def _main(self) -> None:
         # The strand is the owner, as a thread would be, and blocks no other one.
@@ -137,17 +184,30 @@ class Blocking(Client):
             judge.lost(self, turn, error)
         finally:
             judge.releases(claim)
+            may_confirm = turn.confirms and judge.may_confirm(claim)
+            began = self.process.now()
             held.release(wait=turn.confirms)
+            if may_confirm:
+                judge.confirmed(claim, self.process.now() - began)
         judge.ends(self, turn)
 
     def _nest(self, caller: Caller, turn: Turn, lock: Lock, held: Held) -> None:
         """Take the lock again, while another thread of the process may release what is held."""
         if turn.is_released_elsewhere:
             self.process.spawn(f"{self.name} helper {self.turn}", held.release)
+        outer = turn.rule
+        if turn.inner:
+            turn = replace(turn, rule=turn.inner)
+            lock = self.lock(turn)
         try:
             inner = lock._acquire(caller, turn.timeout)
         except LockLost:
             raise
+        except LockConflict:
+            # What is weaker cannot be made stronger; one that excludes all others includes all.
+            if outer in {turn.rule, "exclusive", "write"}:
+                raise
+            return
         except ZkLockError as error:
             self.world.judge.refused(self, turn, error)
             return
@@ -229,6 +289,11 @@ class Coroutines(Client):
         finally:
             asyncio.events._set_running_loop(None)
 
+    @property
+    def owner(self) -> asyncio.Task[Any]:
+        # A lock is acquired for the task that makes the call.
+        return self._task
+
     async def _main(self) -> None:
         for number, turn in enumerate(self.plan.turns):
             self.turn = number
@@ -268,6 +333,10 @@ class Gate(Client):
         self.strand: Strand = self.process.spawn(self.name, self._main)
         self.world.clients_of[self.strand] = self
 
+    @property
+    def acquisition(self) -> GateAcquisition | None:
+        return self._attempt
+
     def _main(self) -> None:
         for number, turn in enumerate(self.plan.turns):
             self.turn = number
@@ -277,8 +346,9 @@ class Gate(Client):
 
     def _take(self, turn: Turn) -> None:
         changed, judge = self.process.event(), self.world.judge
+        self._attempt: GateAcquisition | None = None
         judge.begins(self, turn)
-        attempt = GateAcquisition(self.lock(turn), turn.timeout, changed.set, wants_holder=True)
+        self._attempt = attempt = GateAcquisition(self.lock(turn), turn.timeout, changed.set, wants_holder=True)
         try:
             attempt.start()
             while not (attempt.granted or attempt.poll()):

@@ -6,7 +6,7 @@ A wake-up that is lost shows here at once, although a heartbeat, another event o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.node_data import decode_revoke
@@ -16,6 +16,8 @@ from tests.simulation.tree import Tree, name_of, parent_of
 
 if TYPE_CHECKING:
     from django_zklock.zk.session import Session
+    from tests.simulation.callers import Client
+    from tests.simulation.judge import Claim
     from tests.simulation.world import World
 
 
@@ -39,6 +41,70 @@ def find_wrong(world: World) -> str | None:
     if any(not each.is_linked or each.applied < leader.committed for each in others):
         return None
     return next(_of_sessions(leader.head, world), None) or _of_holders(world) or _of_tries(world)
+
+
+def find_wrong_here(world: World) -> str | None:
+    """Return what is wrong in one of the processes, whomever it reaches, if nothing is under way there."""
+    claims = [claim for claim in world.judge.all_claims if _runs(claim.client)]
+    found = (_of_told(world, claim) for claim in claims)
+    wrong = next((each for each in found if each is not None), None)
+    return wrong or next(_of_waiting(world), None) or next(_of_outages(world), None)
+
+
+def _runs(client: Client) -> bool:
+    return not client.process.is_dead and not client.process.is_stopped
+
+
+def _of_told(world: World, claim: Claim) -> str | None:
+    """Look for a hold that is lost, or is to be released, and nobody was told."""
+    contender, name, held = claim.contender, claim.client.name, claim.held
+    is_over = claim.is_released or (held is not None and held.released)
+    if contender.lost is not None:
+        is_reading = contender.loss_reason_pending and contender.state is not State.GONE
+        if held is not None and not is_reading and not claim.told >= {"lost", "when lost"}:
+            return f"{name} was not told that its lock is lost"
+    elif not is_over:
+        if contender.state is not State.HELD:
+            return f"the lock of {name} is given up, and not lost"
+        # A connection that stands still is found at a heartbeat.
+        if claim.client.process.now() > contender.session.lease_end + SESSION_TIMEOUT / 3:
+            return f"the lease of {name} has ended, and its lock is not lost"
+    if held is not None and not is_over and contender.revoked is not None and "revoked" not in claim.told:
+        return f"{name} was not told that a release was requested"
+    return None
+
+
+def _of_waiting(world: World) -> Iterator[str]:
+    """Look for callers that wait for what is decided, and for answers for too long."""
+    for client in world.judge.acquiring:
+        acquisition = client.acquisition
+        if acquisition is None or not _runs(client):
+            continue
+        contender, process = acquisition.contender, client.process
+        # Who holds a lock that is taken is read first.
+        is_decided = contender.state is State.HELD or contender.error is not None
+        if is_decided or (client.cancelling is not None and client.cancelling.cancelled):
+            yield f"{client.name} waits, and its wait is over"
+        since = world.judge.first_seen.setdefault(contender, process.now())
+        is_late = process.now() > since + process.plan.connect_timeout + 1
+        if is_late and client.plan.way != "gate" and not (acquisition.timeout or contender.answered):
+            yield f"{client.name} has no answer, and waits for one"
+
+
+def _of_outages(world: World) -> Iterator[str]:
+    """Look for waiters without a deadline that have waited for a connection for too long."""
+    for process in world.processes:
+        if process.is_dead or process.is_stopped:
+            continue
+        limit = SESSION_TIMEOUT + process.plan.connect_timeout + 1
+        for session in process.pool._started().values():
+            wire: Any = session.wire
+            if session.connected or process.now() < wire.alone_since + limit:
+                continue
+            for contender in [each for each in session.listeners if isinstance(each, Contender)]:
+                is_waiting = contender.state in {State.JOINING, State.WAITING}
+                if is_waiting and contender.answered and not contender.has_deadline:
+                    yield f"{process.name} has no connection, and a caller waits for one"
 
 
 def _of_sessions(tree: Tree, world: World) -> Iterator[str]:

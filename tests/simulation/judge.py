@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from django_zklock.exceptions import AlreadyAwaited, LockTimeout, ZkLockError
+from django_zklock.exceptions import AlreadyAwaited, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk.acquire import HOLDER_READ_GRACE
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.held import Held
 from django_zklock.zk.wire.requests import EPHEMERAL_SEQUENTIAL, LENGTH_FIELD
 from tests.simulation import idle
-from tests.simulation.callers import RULES
+from tests.simulation.callers import MEANINGS
 from tests.simulation.servers import SESSION_TIMEOUT
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Claim:
     is_released: bool = False
     # Whether the caller has believed in it at the last look.
     is_believed: bool = False
+    # The signals that were sent, and "when lost" for the call that was to come then.
+    told: set[str] = field(default_factory=set)
 
     @property
     def session(self) -> Session:
@@ -75,6 +78,8 @@ class Judge:
 
     world: World
     claims: list[Claim] = field(default_factory=list)
+    # With those that are released.
+    all_claims: list[Claim] = field(default_factory=list)
     # Of each key: the rule and token of each grant, in order.
     grants: dict[str, list[Claim]] = field(default_factory=dict)
     # When an operator has done something to a node.
@@ -93,6 +98,10 @@ class Judge:
     failed: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
     # The step and the moment at which a caller has begun to acquire.
     began: dict[Client, tuple[int, float]] = field(default_factory=dict)
+    # The signals that were sent for each hold that is no nested one.
+    signals: dict[Held, set[str]] = field(default_factory=dict)
+    # When a contender was first seen while nothing was under way, on the clock of its process.
+    first_seen: dict[Contender, float] = field(default_factory=dict)
     # Callers that wait for a lock.
     acquiring: set[Client] = field(default_factory=set)
     # When a process has closed its pool, or was killed.
@@ -117,8 +126,11 @@ class Judge:
         held = what if isinstance(what, Held) else None
         contender: Any = what._possession.contender if isinstance(what, Held) else what.contender
         paths = tuple(contender.node_paths.values())
-        claim = Claim(client, turn, contender, held, RULES[turn.rule], contender.token or 0, paths, self.world.now)
+        claim = Claim(client, turn, contender, held, MEANINGS[turn.rule], contender.token or 0, paths, self.world.now)
         self.granted_count += 1
+        nodes = self.world.ensemble.head.nodes
+        if any(nodes[path].czxid != contender.token for path in paths if path in nodes):
+            raise Violation(f"{client.name} has a token that is not that of its nodes")
         # Nothing comes between the last look of the package and this one.
         is_sudden = not self.world.setting.is_fine and client.plan.way != "coroutines"
         if (is_sudden or self.world.is_calm) and not claim.believes():
@@ -136,8 +148,16 @@ class Judge:
             # Its body begins, and may find at once that the lock is lost.
             self.runs.setdefault((*turn.keys, turn.runs), []).append(self.world.steps)
         self.claims.append(claim)
+        self.all_claims.append(claim)
+        if held is not None:
+            claim.told = self.signals.setdefault(held._possession.outermost() or held, claim.told)
+            held._when_lost(partial(claim.told.add, "when lost"))
         self.world.is_judging = False
         return claim
+
+    def told(self, event: str, held: Held) -> None:
+        """A signal is sent for a hold, maybe before its caller has it."""
+        self.signals.setdefault(held, set()).add(event)
 
     def refused(self, client: Client, turn: Turn, error: BaseException) -> None:
         """A caller was not granted what it wanted."""
@@ -151,6 +171,7 @@ class Judge:
             self.skipped.append(((*turn.keys, turn.runs), *self.began[client], client.name))
         elif turn.runs is not None and turn.timeout is None and turn.gives_up_after is None:
             self.failed.setdefault((*turn.keys, turn.runs), []).append(self.world.now)
+        self._check_error(client, turn, error)
         if (
             self.world.is_calm
             and not self.world.was_struck
@@ -161,18 +182,30 @@ class Judge:
             if not is_wanted:
                 raise Violation(f"without a fault {client.name} gets {error!r}")
 
+    def _check_error(self, client: Client, turn: Turn, error: BaseException) -> None:
+        """No server has refused anything for good; and what the gate waits for no outage ends."""
+        if type(error) is ZkLockError and not self.world.ensemble.forbidden and not self.world.was_wiped:
+            raise Violation(f"nothing was refused for good, and {client.name} gets {error!r}")
+        if client.plan.way == "gate" and isinstance(error, ZooKeeperUnavailable):
+            session = client.acquisition.contender.session if client.acquisition is not None else None
+            if turn.timeout is None and (session is None or not (session.closing or session.ended is not None)):
+                raise Violation(f"an outage has ended the wait of {client.name} at the gate: {error!r}")
+
     def _check_try(self, client: Client, turn: Turn) -> None:
         """A try for what another one has held all the time leaves no trace."""
         began, moment = self.began[client]
         writes = [step for step in self.creations.get(client.process, ()) if step > began]
         is_alone = sum(each.process is client.process for each in self.world.clients) == 1
         # What an earlier call of this process has sent may arrive now.
-        if not writes or not is_alone or client.turn or len(turn.keys) > 1:
+        if not writes or not is_alone or client.turn:
             return
-        rule = RULES[turn.rule]
-        for claim in self.claims:
-            is_taken = turn.keys[0] in claim.turn.keys and claim.rule.kind in rule.conflicts and claim.believes()
-            if is_taken and claim.granted_at < moment:
+        rule = MEANINGS[turn.rule]
+        for key in turn.keys:
+            found = [each for each in self.claims if key in each.turn.keys and each.granted_at < moment]
+            believing = [each for each in found if each.believes()]
+            limits = [each.rule.limit for each in believing if each.rule.limit is not None]
+            is_full = rule.limit is not None and len(limits) >= min([rule.limit, *limits])
+            if is_full or any(each.rule.kind in rule.conflicts for each in believing):
                 raise Violation(f"{client.name} has only tried, and has created a node")
 
     def checked(self, claim: Claim) -> None:
@@ -181,6 +214,28 @@ class Judge:
         if not self.world.setting.is_fine and not claim.believes():
             raise Violation(f"the check of {claim.client.name} passes, and its lock is lost")
         self.world.is_judging = False
+
+    def may_confirm(self, claim: Claim) -> bool:
+        """Whether a release that waits has something to wait for, and can be confirmed."""
+        return claim.contender.state is State.HELD and not claim.turn.is_nested
+
+    def confirmed(self, claim: Claim, waited: float) -> None:
+        """A release has returned that has waited for its confirmation."""
+        world, session = self.world, claim.session
+        patience = claim.client.process.pool.options.connect_timeout
+        if waited >= patience:
+            if world.is_calm and not world.was_struck:
+                raise Violation(f"without a fault the release of {claim.client.name} was not confirmed")
+            return
+        is_excused = session.closing or session.ended is not None or world.was_wiped or world.ensemble.keeps_strays
+        nodes = world.ensemble.head.nodes
+        if not is_excused and any(path in nodes for path in claim.paths):
+            raise Violation(f"{claim.client.name} was told that its node is deleted")
+
+    def dropped(self, name: str, reason: str) -> None:
+        """A session has dropped its connection."""
+        if self.world.is_calm and not self.world.was_struck:
+            raise Violation(f"without a fault {name} drops its connection: {reason}")
 
     def written(self, process: Process, request: Any) -> None:
         """A server begins to write for a process."""
@@ -277,7 +332,7 @@ class Judge:
 
     def check_idle(self) -> None:
         """Nothing is under way."""
-        if (wrong := idle.find_wrong(self.world)) is not None:
+        if (wrong := idle.find_wrong_here(self.world) or idle.find_wrong(self.world)) is not None:
             raise Violation(wrong)
 
     def _is_broken(self, claim: Claim) -> bool:
@@ -287,15 +342,12 @@ class Judge:
         limit = claim.rule.limit
         if limit is None or self._is_broken(claim):
             return
-        leases = {
-            each.contender: each
-            for each in believing
-            if each.rule.limit is not None and set(each.turn.keys) & set(claim.turn.keys) and not self._is_broken(each)
-        }
-        if len(leases) > limit:
-            raise Violation(
-                f"{len(leases)} hold a lease of {limit}: {', '.join(each.client.name for each in leases.values())}"
-            )
+        others = [each for each in believing if each.rule.limit is not None and not self._is_broken(each)]
+        for key in claim.turn.keys:
+            leases = {each.contender: each for each in others if key in each.turn.keys}
+            if len(leases) > limit:
+                names = ", ".join(each.client.name for each in leases.values())
+                raise Violation(f"{len(leases)} hold a lease of {limit}: {names}")
 
     def _check_neighbours(self, claim: Claim) -> None:
         for each in self.world.neighbours:
@@ -365,6 +417,8 @@ class Judge:
                 }
                 if any(remains.values()):
                     raise Violation(f"session {name} of {process.name} keeps {remains}")
+            if (strand := next((each for each in process.strands if not each.is_over), None)) is not None:
+                raise Violation(f"it never ends: {strand.name}")
         for server in world.ensemble.servers:
             if server.watches:
                 raise Violation(f"{server.name} keeps watches: {list(server.watches)}")

@@ -145,6 +145,38 @@ SCENES = {
         "cut, part client, revoke, break", rules=(EXCLUSIVE, READERS, MIXED), strikes=(0, 1), callers=(1, 2, 3),
         lasts=(0.1, 1.0), setting={"neighbours": tuple(NEIGHBOURS)},
     ),
+    "nested kinds": _scene(
+        "", callers=(2, 3), rules=(MIXED,), lasts=(0.1, 1.0), turn={"is_nested": (True,), "inner": MIXED},
+    ),
+    "many tries": _scene(
+        "", rules=(PERMITS, EXCLUSIVE), keys=BOTH, turn={"timeout": (None, 0.0)}, lasts=(0.3, 2.0),
+    ),
+    "shared keys": _scene(
+        "revoke, cut, refuse", rules=(READERS, EXCLUSIVE), keys=BOTH, strikes=(1, 2), callers=(3, 4), processes=(2,),
+        servers=(1,), lasts=(0.1, 1.0), setting={"rarely": (0.05, 0.1, 0.2)},
+    ),
+    "unreadable": _scene("forbid, break, revoke", strikes=(2, 3), lasts=(1.0, 8.0), processes=(2,), turns=(1,)),
+    "skip leases": _scene(
+        "cut, break", rules=(PERMITS,), turn={"runs": ("f", "f", "g")}, callers=(4, 5), strikes=(0, 1),
+    ),
+    "skip strays": _scene(
+        "split, part servers, leave leader", rules=ALONE, turn=FUNCTIONS, callers=(3, 4), servers=(3,), processes=(2,),
+        setting=STRAYS, lasts=(0.1, 1.0),
+    ),
+    "overflow": _scene(
+        "", process={"budget": (130, 180, 260)}, processes=(1, 1, 2), callers=(3, 4), turns=(1,),
+        lasts=(2 * SESSION_TIMEOUT, 9 * SESSION_TIMEOUT),
+    ),
+    "refused": _scene("refuse, refuse done, cut", lasts=LONG, processes=(2,), turns=(1,), servers=(1,)),
+    "hidden strays": _scene(
+        "split, part servers, leave leader, refuse", strikes=(2, 3), servers=(3,), processes=(2,), setting=STRAYS,
+        lasts=(0.1, 1.0),
+    ),
+    "last numbers": _scene(
+        "break", rules=(READERS,), strikes=(0, 1), callers=(2, 3), lasts=(0.1, 1.0),
+        # Others go by the numbers, which are in order there still.
+        setting={"first_number": (SEQUENCE_END - SEQUENCE_MARGIN - 2,), "neighbours": tuple(NEIGHBOURS)},
+    ),
 }  # fmt: skip
 
 

@@ -57,6 +57,8 @@ class SimulatedWire(WirePort):
         # No step will change anything any more.
         self.is_over = False
         self.retry_at = 0.0
+        # Since when there is no connection, if there is none.
+        self.alone_since = process.now()
         self._is_started = self._is_live = False
         self._connect_timeout = connect_timeout
         self._id: int | None = None
@@ -131,7 +133,9 @@ class SimulatedWire(WirePort):
 
     def drop(self, reason: str, *, avoid: bool = False) -> None:
         if self.link is not None:
-            self.process.world.note(self.name, self.link.server.name, f"drops the connection: {reason}")
+            world = self.process.world
+            world.note(self.name, self.link.server.name, f"drops the connection: {reason}")
+            world.judge.dropped(self.name, reason)
             self.is_dropped = True
             if avoid:
                 self._avoided = self.link.server
@@ -301,6 +305,8 @@ class SimulatedWire(WirePort):
         link.close_client(arrived=arrived, is_told=is_told)
         # Pauses are short, and never the same for two.
         self.retry_at = self.process.now() + self.process.chance.uniform(0.0, RETRY)
+        if was_live:
+            self.alone_since = self.process.now()
         self.link, self._is_live, self.is_dropped, self._close_sent = None, False, False, False
         self.pending.clear()
         self.queue.clear()
@@ -316,7 +322,7 @@ class SimulatedWire(WirePort):
         self._seen = 0
         self.pending.clear()
         self.queue.clear()
-        self.retry_at = self.process.now()
+        self.retry_at = self.alone_since = self.process.now()
         with self.listener.monitor:
             self.watches.clear()
         self.notify(partial(self.listener.on_ended, reason, final=False))
