@@ -29,7 +29,7 @@ def test_join__nobody_ahead(script: Script) -> None:
 
 
 def test_join__abandoned_before_it_began(script: Script) -> None:
-    """Who leaves before joining is gone, and a late join does nothing."""
+    """A contender that leaves before joining is gone, and a late join does nothing."""
     contender = Contender(script, [LockPath("/k")], EXCLUSIVE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
     contender.leave()
     contender.join()
@@ -77,7 +77,7 @@ def test_join__full_again(script: Script, moving: tuple[Contender, Script]) -> N
 
 
 def test_leave__arrives_first(script: Script, moving: tuple[Contender, Script]) -> None:
-    """Who leaves after the move and before the contender joins there is gone, and joins nowhere."""
+    """A contender that leaves after the move and before it joins there is gone, and joins nowhere."""
     contender, elsewhere = moving
     script.flush()
     contender.post(contender.leave)
@@ -490,7 +490,7 @@ def test_sequence_end__unreadable_and_reply_lost(script: Script) -> None:
 
 
 def test_sequence_end__who_holds(script: Script) -> None:
-    """Whoever is told that the lock is taken is told the name of the one who holds it, not of another."""
+    """Whoever is told that the lock is taken is told the name of the one that holds it, not of another."""
     contender = contend(script, wait=False)
     script.answer("children", [rival(1), rival(2)])
     for czxid in (70, 50):

@@ -148,7 +148,7 @@ def test_join__many() -> None:
 
 
 def test_join__without_connection(script: Script) -> None:
-    """Who joins while there is no connection is in the queues as soon as there is one."""
+    """A contender that joins while there is no connection is in the queues as soon as there is one."""
     script.connected = False
     several = contend(script)
     assert (several.state, script.asked) == (State.JOINING, [])
@@ -158,7 +158,7 @@ def test_join__without_connection(script: Script) -> None:
 
 
 def test_join__abandoned_before_it_began(script: Script) -> None:
-    """Who leaves before joining is gone, and a late join does nothing."""
+    """A contender that leaves before joining is gone, and a late join does nothing."""
     session: Any = script
     several = Contender(session, [LockPath("/a", b"")], EXCLUSIVE, data=b"", wait=True, notify=lambda: None)
     several.leave()
@@ -178,7 +178,7 @@ def test_wait__one_after_the_other(script: Script) -> None:
 
 
 def test_wait__holder(script: Script, notified: list[None]) -> None:
-    """Who waits knows who is in the way in one of the queues."""
+    """A contender that waits knows who is in the way in one of the queues."""
     several = contend(script, notified=notified)
     names = create(script)
     list_all(script, names, c=other(1))
@@ -480,7 +480,7 @@ def test_reply_lost__found_and_not_to_be_deleted(script: Script, caplog: pytest.
 
 @pytest.mark.parametrize("found", ["", "b", "abc"])
 def test_reply_lost__left_meanwhile(script: Script, found: str) -> None:
-    """Who leaves while it is not known whether the nodes are there takes away what is found, and is gone then."""
+    """One that leaves while it is not known whether the nodes are there takes away what is found, and is gone then."""
     several = contend(script)
     stems = script.requests[0][1]
     names = {stem.rpartition("/")[0]: f"{stem.rpartition('/')[2]}0000000005" for stem in stems}
@@ -519,7 +519,7 @@ def test_reply_lost__cut_while_looking(script: Script, how_far: int) -> None:
 
 
 def test_reply_lost__left_and_of_another_session(script: Script) -> None:
-    """Who has left creates nothing anew, whatever is found."""
+    """A contender that has left creates nothing anew, whatever is found."""
     several = contend(script)
     names = lose_reply(script)
     several.leave()
@@ -612,7 +612,7 @@ def test_place_lost__first_in_queue(script: Script) -> None:
 
 @pytest.mark.parametrize("there", [True, False])
 def test_place_lost__before_it_is_watched(script: Script, there: bool) -> None:
-    """Who has got the last of the locks waits until the watches on its other nodes are set."""
+    """A contender that has got the last of the locks waits until the watches on its other nodes are set."""
     several = contend(script)
     names = create(script)
     list_all(script, names, a=other(1))
@@ -639,7 +639,7 @@ def test_place_lost__first_in_queue_and_unreadable(script: Script) -> None:
 
 
 def test_place_lost__first_in_queue_and_away(script: Script) -> None:
-    """Who has got the last of the locks after a reconnect waits until the watches on its other nodes are set again."""
+    """One that gets the last lock after a reconnect waits until the watches on its other nodes are set again."""
     several, names = wait_in(script, "a")
     script.break_connection()
     script.restoring = True
@@ -672,7 +672,7 @@ def test_place__kept_over_a_suspension(script: Script) -> None:
 
 @pytest.mark.parametrize("letters", ["a", "abc"])
 def test_session_ended__waiting(script: Script, letters: str) -> None:
-    """Who waits queues up anew in the next session."""
+    """A contender that waits queues up anew in the next session."""
     several, names = wait_in(script, *letters)
     script.break_connection()
     script.end_session()
@@ -686,7 +686,7 @@ def test_session_ended__waiting(script: Script, letters: str) -> None:
 
 
 def test_session_ended__holding(script: Script, notified: list[None]) -> None:
-    """Who holds has lost, for the reason that was first, and there is nothing left to delete."""
+    """A contender that holds has lost, for the reason that was first, and there is nothing left to delete."""
     several, _ = hold(script, notified)
     notified.clear()
     script.break_connection()
@@ -759,7 +759,7 @@ def test_session_ended__for_good(script: Script) -> None:
 
 @pytest.mark.parametrize("holding", [False, True])
 def test_unavailable(script: Script, holding: bool) -> None:
-    """Who waits gives up when ZooKeeper is away for too long, and its nodes go after the reconnect; who holds stays."""
+    """A waiter gives up when ZooKeeper is away for too long, and its nodes go after the reconnect; a holder stays."""
     several, names = hold(script) if holding else wait_in(script, "a")
     script.break_connection()
     for listener in list(script.listeners):
@@ -776,7 +776,7 @@ def test_unavailable(script: Script, holding: bool) -> None:
 
 @pytest.mark.parametrize("is_answered", [True, False])
 def test_unavailable__after_the_session(script: Script, is_answered: bool) -> None:
-    """Who waits without a deadline gives up also if its session has ended, unless it was never answered."""
+    """A waiter without a deadline gives up also if its session has ended, unless it was never answered."""
     several = contend(script)
     several.wants_holder = False
     if is_answered:
@@ -827,7 +827,7 @@ def test_node_deleted__and_then_the_connection(script: Script) -> None:
 
 
 def test_node_deleted__and_let_go(script: Script) -> None:
-    """Who lets go before it is known why one node was removed is told of the loss all the same."""
+    """A contender that lets go before it is known why one node was removed is told of the loss all the same."""
     several, names = hold(script)
     script.heartbeat()
     script.answer("get", error=NoNodeError())
@@ -865,7 +865,7 @@ def test_leave__creation_refused(script: Script) -> None:
 
 
 def test_leave__before_the_lists(script: Script) -> None:
-    """Who leaves with the nodes just created is not granted by the lists that come after."""
+    """A contender that leaves with the nodes just created is not granted by the lists that come after."""
     several = contend(script)
     names = create(script)
     several.leave()
@@ -884,7 +884,7 @@ def test_leave__looking(script: Script) -> None:
 
 
 def test_leave__waiting(script: Script) -> None:
-    """Who gives up waiting takes its watches off, and leaves every queue."""
+    """A contender that gives up waiting takes its watches off, and leaves every queue."""
     several, names = wait_in(script, "a", "b")
     several.leave()
     assert set(script.watches) == set(nodes_of(names))

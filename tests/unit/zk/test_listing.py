@@ -56,7 +56,7 @@ CALM: dict[str, Any] = {"data": b"", "wait": True, "notify": lambda: None}
 
 
 def test_join__together(script: Script) -> None:
-    """Those who join in one write are told of the queue once, behind the last of their creations."""
+    """Those that join in one write are told of the queue once, behind the last of their creations."""
     one, two, three = joined(script, WRITE, WRITE, WRITE)
     script.answer("children", [*names(three, one, two), "readme"])
     assert [each.state for each in (one, two, three)] == [State.HELD, State.WAITING, State.WAITING]
@@ -64,7 +64,7 @@ def test_join__together(script: Script) -> None:
 
 
 def test_join__one_after_the_other(script: Script) -> None:
-    """Who joins after a list has left is not in it, and asks for one of its own."""
+    """A contender that joins after a list has left is not in it, and asks for one of its own."""
     one = contend(script)
     script.flush()
     two = contend(script)
@@ -85,7 +85,7 @@ def test_join__kinds_together(script: Script) -> None:
 
 
 def test_list__refused(script: Script) -> None:
-    """The refusal of a list is the outcome for all who asked."""
+    """The refusal of a list is the outcome for all that asked."""
     both = joined(script, WRITE, WRITE)
     script.answer("children", error=NoAuthError())
     for contender in both:
@@ -94,7 +94,7 @@ def test_list__refused(script: Script) -> None:
 
 
 def test_list__error_in_one(script: Script, caplog: pytest.LogCaptureFixture) -> None:
-    """What goes wrong with one of those who asked is logged, and the others are told."""
+    """What goes wrong with one of those that asked is logged, and the others are told."""
     listing = script.listing("/k")
     notified: list[Queue] = []
 
@@ -110,7 +110,7 @@ def test_list__error_in_one(script: Script, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_list__ordered_once(script: Script) -> None:
-    """At the end of the counter those who asked together share what it takes to find the order."""
+    """At the end of the counter those that asked together share what it takes to find the order."""
     one, two = joined(script, WRITE, WRITE)
     end = other(2**31 - 1, Kind.WRITE)
     script.answer("children", [*names(one, two), end])
@@ -135,7 +135,7 @@ def long_queue(script: Script) -> list[str]:
 
 
 def test_long_queue__one_list_at_a_time(script: Script) -> None:
-    """While a list is under way those who join wait for its answer, and share the next one, which has them all."""
+    """While a list is under way those that join wait for its answer, and share the next one, which has them all."""
     nodes = long_queue(script)
     contenders = []
     for place in range(3):
@@ -235,7 +235,7 @@ def test_connection__gone_before_the_answer(script: Script) -> None:
 
 
 def test_connection__old_questions(script: Script) -> None:
-    """Who asked on an earlier connection is told nothing by the next one; who asks while there is none has to wait."""
+    """A question of an earlier connection is not answered by the next one; one that comes without any has to wait."""
     listing = script.listing("/k")
     notified: list[str] = []
     listing.list_queue(lambda _queue, _refusal: notified.append("before"))
@@ -252,7 +252,7 @@ def test_connection__old_questions(script: Script) -> None:
 
 
 def test_connection__several_queues(script: Script) -> None:
-    """Who looks for its nodes in several queues has all the lists, also if a neighbour has asked for the last first."""
+    """One that looks for its nodes in several queues has all lists, also if a neighbour asked for the last first."""
     single = Contender(script, [LockPath("/c")], WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
     single.join()
     places = [LockPath(path, b"") for path in ("/a", "/b", "/c")]
@@ -282,7 +282,7 @@ def test_connection__several_queues(script: Script) -> None:
 
 
 def test_identify__shared(script: Script) -> None:
-    """Who is first is asked once for all who want to know, and everybody is told, also that it is not known."""
+    """Who is first is asked once for all that want to know, and everybody is told, also that it is not known."""
     listing = script.listing("/k")
     found: list[Identity | None] = []
     for answer, host in [((data(host="first"), stat()), "first"), (None, None)]:
@@ -393,7 +393,7 @@ def test_neighbour__without_proof(script: Script, unsure: Callable[[Script, Cont
 
 
 def test_neighbour__own_node_unsure(script: Script) -> None:
-    """Who cannot be sure of its own node waits for the answer of its watch, and reads nothing."""
+    """A contender that cannot be sure of its own node waits for the answer of its watch, and reads nothing."""
     one, two, _ = queue_of_three(script)
     script.tell(f"/k/{node_of(two)}", deleted=False)
     one.leave()
@@ -446,7 +446,7 @@ def test_neighbour__just_lost(script: Script) -> None:
 
 
 def test_neighbour__while_away(script: Script) -> None:
-    """Who lets go without a connection lets nobody in: the queue is read on the next one, behind the deletion."""
+    """One that lets go without a connection lets nobody in: the queue is read on the next one, behind the deletion."""
     one, two, _ = queue_of_three(script)
     script.break_connection()
     script.lease_expired = True
@@ -468,7 +468,7 @@ def test_neighbour__has_lost(script: Script) -> None:
 
 
 def test_neighbour__of_several_queues(script: Script) -> None:
-    """Who waits behind neighbours in several queues holds when the last of them has let go."""
+    """A contender that waits behind neighbours in several queues holds when the last of them has let go."""
     places = [LockPath(path) for path in ("/k", "/l")]
     first, second = contend(script, WRITE), Contender(script, [LockPath("/l")], WRITE, **CALM)  # type: ignore[arg-type]
     second.join()

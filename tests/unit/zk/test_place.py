@@ -35,7 +35,7 @@ def reader(sequence: int) -> str:
 
 
 def test_last_gone(script: Script) -> None:
-    """Who watches the last before it holds when that is gone, asks for nothing, and goes on watching its own node."""
+    """One that watches the last before it holds when that is gone, asks nothing, and still watches its own node."""
     notified: list[Any] = []
     contender = contend(script, notified=notified)
     name = create(script)
@@ -49,7 +49,7 @@ def test_last_gone(script: Script) -> None:
 
 
 def test_holder__known(script: Script) -> None:
-    """Who waits knows who is first, watched or not, from its first look on."""
+    """A contender that waits knows who is first, watched or not, from its first look on."""
     contender, name = join_behind(script, other(1), other(2), other(3))
     script.answer_get(name, (data(), stat()))
     script.answer_get(other(2), (data(host="second"), stat()))
@@ -65,7 +65,7 @@ def test_holder__known(script: Script) -> None:
 
 @pytest.mark.shows("faults#it-is-stopped-for-longer-than-its-session-lives")
 def test_last_gone__own_place_unsure(script: Script) -> None:
-    """Who cannot be sure of its own node, which was just written to, waits for the answer of its new watch."""
+    """One that cannot be sure of its own node, which was just written to, waits for the answer of its new watch."""
     contender, name = join_behind(script, other(3))
     settle(script, name)
     script.tell(f"/k/{name}", deleted=False)
@@ -76,7 +76,7 @@ def test_last_gone__own_place_unsure(script: Script) -> None:
 
 
 def test_last_gone__own_place_unwatched(script: Script) -> None:
-    """Who may not read its own node, and so cannot watch it, reads the queue: the node may be gone as well."""
+    """One that may not read its own node, and so cannot watch it, reads the queue: the node may be gone as well."""
     contender, name = join_behind(script, other(3))
     script.answer_get(other(3), (data(), stat(owner=OTHERS)))
     script.answer_get(name, error=NoAuthError())
@@ -116,7 +116,7 @@ def test_own_node__not_watched_yet_and_gone(script: Script) -> None:
 
 
 def test_own_node__gone(script: Script) -> None:
-    """Who hears that its own node is gone queues up anew, whatever it hears of others after that."""
+    """A contender that hears that its own node is gone queues up anew, whatever it hears of others after that."""
     contender, name = join_behind(script, other(3))
     settle(script, name)
     watcher = script.watches[f"/k/{other(3)}"][0]
@@ -128,7 +128,7 @@ def test_own_node__gone(script: Script) -> None:
 
 
 def test_own_node__gone_after_the_last(script: Script) -> None:
-    """Who hears that it holds, and then that its own node is gone, has lost."""
+    """A contender that hears that it holds, and then that its own node is gone, has lost."""
     contender, name = join_behind(script, other(3))
     settle(script, name)
     script.tell(f"/k/{other(3)}", deleted=True)
@@ -144,7 +144,7 @@ def test_own_node__gone_after_the_last(script: Script) -> None:
 
 
 def test_own_node__watched_from_the_first_heartbeat(script: Script) -> None:
-    """Who holds without a wait watches its node at the first heartbeat, and a heartbeat asks nothing after that."""
+    """One that holds without a wait watches its node at the first heartbeat; later ones ask nothing."""
     contender = contend(script)
     name = create(script)
     script.answer("children", [name])
@@ -201,7 +201,7 @@ def test_own_node__unreadable_at_a_heartbeat(script: Script, caplog: pytest.LogC
 
 
 def test_own_node__unreadable_while_it_waits(script: Script) -> None:
-    """Who waits and may not read its node asks again at each heartbeat, and queues anew once it is gone."""
+    """One that waits and may not read its node asks again at each heartbeat, and queues anew once it is gone."""
     contender, name = join_behind(script, other(3))
     script.answer_get(other(3), (data(), stat(1, OTHERS)))
     script.answer("get", error=NoAuthError())
@@ -273,7 +273,7 @@ def test_last_gone__of_a_neighbour(script: Script) -> None:
 
 
 def test_last__unreadable(script: Script) -> None:
-    """Who may not read the node before it cannot wait for its end, and gives up its place with the server's word."""
+    """One that may not read the node before it cannot wait for its end, and gives up with the server's word."""
     contender, name = join_behind(script, other(3))
     script.answer_get(other(3), error=NoAuthError())
     assert isinstance(contender.error, NoAuthError)
@@ -331,7 +331,7 @@ def test_lease__short_before_the_grant(script: Script) -> None:
 
 
 def test_left__hears_nothing(script: Script) -> None:
-    """Who gives up its place takes its watch off, and is not granted by what comes late."""
+    """A contender that gives up its place takes its watch off, and is not granted by what comes late."""
     contender, name = join_behind(script, other(3))
     settle(script, name)
     late = script.watches[f"/k/{other(3)}"][0]
@@ -346,7 +346,7 @@ def test_left__hears_nothing(script: Script) -> None:
 
 @pytest.mark.parametrize("last", [1, 2, 3])
 def test_readers__last_of_several(script: Script, last: int) -> None:
-    """Who waits for readers that hold together watches them all, and holds when the last of them is gone."""
+    """One that waits for readers that hold together watches them all, and holds when the last of them is gone."""
     contender, name = join_behind(script, reader(1), reader(2), reader(3), rule=WRITE)
     assert set(script.watches) == {f"/k/{name}", *(f"/k/{reader(number)}" for number in (1, 2, 3))}
     settle(script, name)

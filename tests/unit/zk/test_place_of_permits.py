@@ -37,7 +37,7 @@ def test_join__room(script: Script) -> None:
 
 
 def test_join__room_and_followed(script: Script) -> None:
-    """Who gets in tells a lease behind it, which may have looked before and counts on that."""
+    """A contender that gets in tells a lease behind it, which may have looked before and counts on that."""
     contender = contend(script, TWO)
     name = create(script)
     script.answer("children", [lease(1), name, lease(6)])
@@ -169,7 +169,7 @@ def test_limits__all_are_kept(script: Script, lower: int) -> None:
 
 
 def test_limits__room_for_all(script: Script) -> None:
-    """Who stays within all limits holds at once."""
+    """A contender that stays within all limits holds at once."""
     contender = contend(script, semaphore(9))
     name = create(script)
     script.answer("children", [lease(1, 5), lease(2, 4), lease(3, 9), name])

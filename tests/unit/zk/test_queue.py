@@ -187,7 +187,7 @@ CHOICES = [frozenset(choice) for size in range(5) for choice in itertools.combin
 
 @pytest.mark.parametrize("kinds", CHOICES)
 def test_kinds(kinds: frozenset[Kind]) -> None:
-    """Of any kinds, all who stand there are given, and those before anybody, each time that it is asked."""
+    """Of any kinds, all that stand there are given, and those before anybody, each time that it is asked."""
     order = Queue(NODES)
     for _ in range(2):
         assert order.of(kinds) == [node for node in NODES if node.kind in kinds]
@@ -197,7 +197,7 @@ def test_kinds(kinds: frozenset[Kind]) -> None:
 
 
 def test_not_there() -> None:
-    """Nobody stands before one who is not there."""
+    """Nobody stands before one that is not there."""
     order = Queue(NODES[:2])
     assert NODES[1].name in order
     assert NODES[2].name not in order

@@ -47,7 +47,7 @@ def deny(script: Script, *there: bool) -> None:
 
 
 def test_wait__stray(script: Script, clock: Clock) -> None:
-    """Who waits for long behind a node that the leader does not know, but the own server has, has found a stray."""
+    """One that waits for long behind a node that its server has, and the leader does not, has found a stray."""
     _contender, name = join_behind(script, other(3))
     settle(script, name)
     wait_long(script, clock)
@@ -158,7 +158,7 @@ def test_wait__every_kind(script: Script, clock: Clock, rule: Rule, kinds: list[
 
 
 def test_wait__the_first_of_a_session(script: Script, clock: Clock) -> None:
-    """Of many who wait in one queue, the first asks, and for many queues one transaction does."""
+    """Of many that wait in one queue, the first asks, and for many queues one transaction does."""
     names = [other(1)]
     for sequence in (5, 6, 7):
         contend(script, WRITE)
@@ -247,7 +247,7 @@ def test_taken__many(script: Script, clock: Clock) -> None:
 
 
 def test_found__the_same_server_again(script: Script, clock: Clock) -> None:
-    """Who comes to a server with a stray again and again, as through one address, goes on less and less often."""
+    """One that comes to a server with a stray again and again, as through one address, goes on less and less often."""
     waits = [("/k", ("/k/n",))]
     timeouts = 1
     for found in range(12):
