@@ -29,7 +29,7 @@ delivery.PrefetchWindow     kombu.common: callback prev value        waiting req
 delivery.restore_in_order   kombu.transport.redis: restore_unacked   waiting tasks are delivered   test_gate_deliveries
                             restore_by_tag _delivered                in reverse order after a
                                                                      shutdown
-messages.give_back          worker.request: _on_reject               with Redis messages that go   test_gate_deliveries
+messages.give_back          worker.request: _on_reject               with Redis messages that go   test_messages
                                                                      back together change their
                                                                      order
 scheduler.plan_again        beat: _heap                              an entry that another beat    test_beat
