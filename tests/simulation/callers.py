@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import asyncio.events
+import heapq
 from asyncio import base_events
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -244,7 +245,7 @@ class Loop(base_events.BaseEventLoop):
         """Whether a callback is to be called."""
         scheduled: list[Any] = self._scheduled  # type: ignore[attr-defined]
         while scheduled and scheduled[0]._when <= self.time():
-            timer = scheduled.pop(0)
+            timer = heapq.heappop(scheduled)
             timer._scheduled = False
             if not timer._cancelled:
                 self._ready.append(timer)  # type: ignore[attr-defined]
