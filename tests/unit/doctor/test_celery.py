@@ -272,7 +272,7 @@ QUORUM = {"x-queue-type": "quorum"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "notified"),
     [
         (None, None),
         ({"x-queue-type": "classic"}, None),
