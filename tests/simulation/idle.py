@@ -5,7 +5,7 @@ A wake-up that is lost shows here at once, although a heartbeat, another event o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django_zklock.zk.contender import Contender, State
@@ -183,3 +183,19 @@ def waits_behind_others(tree: Tree, path: str) -> bool:
             if any(tree.nodes[f"{above}/{each.name}"].owner != tree.nodes[path].owner for each in others):
                 return True
     return False
+
+
+def is_awaited(tree: Tree, path: str, others: Sequence[str]) -> bool:
+    """Whether a call waits before that of a node which runs the same as it, or as one of the others.
+
+    The name of a call that no other one may leave for does not say what it runs.
+    """
+    queue = queue_of(tree, parent_of(path))
+    nodes = {node.name: node for node in queue}
+    own, *named = [nodes[name_of(each)] for each in (path, *others)]
+    runs = {node.mark.run for node in (own, *named)}
+    return any(
+        not (RULES[node.kind] if node.limit is None else semaphore(node.limit)).holds(node.name, queue)
+        for node in queue.before(own.name, frozenset({own.kind}))
+        if node.mark.run in runs
+    )

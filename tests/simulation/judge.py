@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kazoo.protocol.serialization import Delete
+
 from django_zklock.exceptions import AlreadyAwaited, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.zk.acquire import HOLDER_READ_GRACE
 from django_zklock.zk.contender import Contender, State
@@ -237,9 +239,13 @@ class Judge:
         if self.world.is_calm and not self.world.was_struck:
             raise Violation(f"without a fault {name} drops its connection: {reason}")
 
-    def written(self, process: Process, request: Any) -> None:
-        """A server begins to write for a process."""
+    def written(self, process: Process, request: Any, tree: Tree) -> None:
+        """A leader, which has this tree, begins to write for a process."""
         parts = getattr(request, "operations", [request])
+        if hasattr(request, "operations") and isinstance(parts[-1], Delete) and process is not self.world.operator:
+            *others, own = [part.path for part in parts]
+            if all(path in tree.nodes for path in (*others, own)) and not idle.is_awaited(tree, own, others):
+                raise Violation(f"{process.name} skips a call, and no other one waits: {own}")
         if any(getattr(part, "flags", 0) == EPHEMERAL_SEQUENTIAL for part in parts):
             self.creations.setdefault(process, []).append(self.world.steps)
 

@@ -163,7 +163,7 @@ class Link:
             if self._is_known(leader):
                 self.owed = Message("reply", xid)
                 self._owed_at = 1 << 63
-                self.wire.process.world.judge.written(self.wire.process, request)
+                self.wire.process.world.judge.written(self.wire.process, request, leader.head)
                 zxid, result, error = server.ensemble.write(leader, session, request)
                 if self.server_is_open:
                     self._owe(zxid, Message("reply", xid, zxid, result, error))
