@@ -87,7 +87,8 @@ def _of_waiting(world: World) -> Iterator[str]:
             yield f"{client.name} waits, and its wait is over"
         since = world.judge.first_seen.setdefault(contender, process.now())
         is_late = process.now() > since + process.plan.connect_timeout + 1
-        if is_late and client.plan.way != "gate" and not (acquisition.timeout or contender.answered):
+        is_answered = contender.answered or contender.is_taken
+        if is_late and client.plan.way != "gate" and not (acquisition.timeout or is_answered):
             yield f"{client.name} has no answer, and waits for one"
 
 

@@ -17,8 +17,8 @@ from tests.toolbox.timing import scaled
 HOME = Path(__file__).resolve().parents[3]
 FULL = 10_000
 COUNT = int(os.environ.get("ZKLOCK_WAITERS", "2000"))
-# In MB, for all of them together, tasks and coroutines of the test included.
-MEMORY = 100.0 * COUNT / FULL
+# In MB, for all of them together, tasks and coroutines of the test included; and what the allocator keeps in any case.
+MEMORY = 2.0 + 100.0 * COUNT / FULL
 # For each a creation, the watches on its own node and the one before, a read of the holder's or the next one's node,
 # and a deletion; and room for what is asked now and then.
 REQUESTS = 6
