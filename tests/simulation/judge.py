@@ -242,7 +242,8 @@ class Judge:
     def written(self, process: Process, request: Any, tree: Tree) -> None:
         """A leader, which has this tree, begins to write for a process."""
         parts = getattr(request, "operations", [request])
-        if hasattr(request, "operations") and isinstance(parts[-1], Delete) and process is not self.world.operator:
+        calls = any(client.process is process for client in self.world.clients)
+        if calls and hasattr(request, "operations") and isinstance(parts[-1], Delete):
             *others, own = [part.path for part in parts]
             if all(path in tree.nodes for path in (*others, own)) and not idle.is_awaited(tree, own, others):
                 raise Violation(f"{process.name} skips a call, and no other one waits: {own}")
