@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,11 @@ class Sent:
     @property
     def state(self) -> str:
         return str(self._meta()["status"])
+
+    @property
+    def ended(self) -> datetime:
+        """Return when the task has ended."""
+        return datetime.fromisoformat(self._meta()["date_done"])
 
     def outcome(self, timeout: float = TIMEOUT) -> Any:
         """Wait for the end, and return the result or the error."""
