@@ -63,6 +63,16 @@ DEAR = frozenset({"curator", "database", "reference", "trio"})
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep the stacks, which are a part of the message, out of the summary: in CI pytest shortens nothing there."""
+    report = yield
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is not None:
+        crash.message = crash.message.partition("\n")[0]
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Look for no garbage meanwhile: what is collected stays, and grows to millions of objects."""
     gc.disable()
