@@ -268,7 +268,8 @@ def test_every_call_is_followed_by_a_run(
 ) -> None:
     """After each skipped call a run of its function begins, and calls are skipped."""
     # Sessions end only where the model lets them end, and no heartbeat makes up for what is lost.
-    model = Model([make_pool(session_timeout=LONG_SESSION) for _ in range(POOLS)], server, operator, random.Random(seed))
+    pools = [make_pool(session_timeout=LONG_SESSION) for _ in range(POOLS)]
+    model = Model(pools, server, operator, random.Random(seed))
     for _ in range(ROUNDS):
         model.storm(revokes=seed % 3 == 2)
         server.faults.heal()
