@@ -16,7 +16,7 @@ from typing import Any, Literal, Never, get_args
 
 from django_zklock import signals
 from django_zklock.conf import DEFAULT_ALIAS
-from django_zklock.connections import connections
+from django_zklock.connections import Using, alias_of, connections
 from django_zklock.key_value import reject_address
 from django_zklock.transactions import CommitLock, Release, check_outside
 from django_zklock.zk import arguments
@@ -40,7 +40,7 @@ def zk_lock(
     mode: Mode = "exclusive",
     limit: int | None = None,
     reentrant: bool = True,
-    using: str = DEFAULT_ALIAS,
+    using: Using = DEFAULT_ALIAS,
     timeout: Timeout = None,
     template: str | None = None,
     release: Release = "block",
@@ -48,6 +48,8 @@ def zk_lock(
     **unknown: Never,
 ) -> Lock:
     """Return the lock named ``key`` of the ensemble ``ZKLOCK[using]``. No I/O.
+
+    ``using`` may be a function of the key that returns the alias: the same one for all keys of a lock.
 
     A list or tuple of keys makes one lock of all of them. Acquiring it takes all keys or none. Code that acquires
     keys only in this way cannot deadlock, whatever the order of the keys.
@@ -81,7 +83,8 @@ def zk_lock(
     if "0x" in (key if isinstance(key, str) else repr(key)):
         for each in [key] if isinstance(key, str) else key:
             reject_address(each)
-    pool = connections[using]
+    alias = alias_of(key, using)
+    pool = connections[alias]
     if label is not None:
         place: Work | None = Work(kind="label", name=_check_label(label))
     else:
@@ -94,7 +97,7 @@ def zk_lock(
         "template": template,
     }
     if release == "block":
-        return Lock(key, pool, work=partial(_checked_work, using, template, place), **options)
+        return Lock(key, pool, work=partial(_checked_work, alias, template, place), **options)
     if release != "commit":
         raise ValueError(f"release must be one of {', '.join(map(repr, get_args(Release)))}, got {release!r}")
     if not reentrant:
@@ -150,12 +153,14 @@ def _check_label(label: object) -> str:
     return label
 
 
-def current_lock(key: str | None = None, *, using: str | None = None) -> Held | None:
+def current_lock(key: str | None = None, *, using: Using | None = None) -> Held | None:
     """Return the innermost hold of the calling asyncio task, greenlet or thread, ``None`` if it holds nothing.
 
     With ``key``, return the innermost hold of that lock of the alias ``using``, by default ``"default"``. With
     ``using`` alone, return the innermost hold of any lock of that alias.
     """
-    if using is None and key is not None:
-        using = DEFAULT_ALIAS
+    if key is not None:
+        using = alias_of(key, DEFAULT_ALIAS if using is None else using)
+    elif callable(using):
+        raise TypeError("using can be a function of the key only together with a key")
     return current(key, using)

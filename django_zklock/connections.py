@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from django.core.signals import setting_changed
 from django.dispatch import receiver
 
 from django_zklock import conf
+from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.zk import background, owners
 from django_zklock.zk.pool import CLOSE_TIMEOUT, Pool, PoolOptions
 from django_zklock.zk.waiting import Deadline
@@ -21,6 +22,29 @@ APP = "django_zklock"
 DEFAULT_PORT = 2181
 # Seconds.
 POLL_INTERVAL = 0.01
+
+Using = str | Callable[[str], str]
+"""The alias of an ensemble, or a function that returns the alias of the ensemble that has the lock of a key."""
+
+
+def alias_of(key: str | Sequence[str], using: Using) -> str:
+    """Return the alias of the ensemble that has the lock ``key``.
+
+    Raise ``ValueError`` for keys on different ensembles, and ``TypeError`` for what is no alias.
+    """
+    if isinstance(using, str):
+        return using
+    keys = [key] if isinstance(key, str) else key
+    keys_of: dict[str, str] = {}
+    for each in keys:
+        alias = using(each)
+        if not isinstance(alias, str):
+            raise TypeError(f"using must return the name of an alias in ZKLOCK, and {using!r} has returned {alias!r}")
+        keys_of[alias] = each
+    if len(keys_of) > 1:
+        where = ", ".join([f"{each!r} is on {alias!r}" for alias, each in keys_of.items()])
+        raise ValueError(f"the keys of one lock must be on one ensemble: {where}")
+    return next(iter(keys_of), DEFAULT_ALIAS)
 
 
 class Connections:

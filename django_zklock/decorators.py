@@ -32,6 +32,7 @@ from django.http import HttpRequest, HttpResponse
 from django_zklock.api import Mode
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.conflict import ConflictPolicy, OnConflict, OnLost, OnUnavailable, Skipped, UnavailablePolicy
+from django_zklock.connections import Using
 from django_zklock.key_template import compile_key, metric_name, plain_fields, warn_of_mistakes
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk import arguments, paths
@@ -69,7 +70,7 @@ class _Options(TypedDict, total=False):
     mode: Mode
     limit: int | None
     reentrant: bool
-    using: str
+    using: Using
     timeout: Timeout | Unset
     on_lost: OnLost
     template: str | None
@@ -115,7 +116,7 @@ def zk_locked(
     mode: Mode = "exclusive",
     limit: int | None = None,
     reentrant: bool = True,
-    using: str = DEFAULT_ALIAS,
+    using: Using = DEFAULT_ALIAS,
     timeout: Timeout | Unset = UNSET,
     on_conflict: OnConflict = "wait",
     on_lost: OnLost = "raise",
@@ -129,6 +130,9 @@ def zk_locked(
     ``key`` is a template over the call's arguments (``"invoice:{invoice_id}"``, defaults included), or a callable that
     takes the arguments and returns the key. A list of templates, or a callable that returns a list, names locks to
     take together. ``mode`` and ``limit`` are those of :func:`~django_zklock.zk_lock`.
+
+    ``using`` is the alias of the ensemble in ``ZKLOCK``, or a function that takes the key and returns the alias, which
+    must be the same for all keys of one lock, and for one key in every process.
 
     ``timeout`` is how long a call waits for the lock, in seconds or as a ``timedelta``: ``None`` waits without a limit,
     0 tries once. If it is not given, ``on_conflict="wait"`` and ``"coalesce"`` wait without a limit, and every other
@@ -184,8 +188,8 @@ def zk_locked(
         raise TypeError(f"the key must be a template or a callable that returns the key, got {key!r}: write {USAGE}")
     if on_conflict == "coalesce" and isinstance(key, (list, tuple)) and len(key) > 1:
         raise TypeError(f'on_conflict="coalesce" is for one key, got {list(key)!r}')
-    if not isinstance(using, str):
-        raise TypeError(f"using must be the name of an alias in ZKLOCK, got {using!r}")
+    if not isinstance(using, str) and not callable(using):
+        raise TypeError(f"using must be the name of an alias in ZKLOCK, or a function of the key, got {using!r}")
     if not isinstance(atomic, (bool, str)):
         raise TypeError(f"atomic must be True, False or the name of a database, got {atomic!r}")
     if atomic == "":

@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_zklock import conf
 from django_zklock.conf import DEFAULT_ALIAS, TOKEN_BITS
+from django_zklock.connections import Using, alias_of
 from django_zklock.exceptions import NotHeld, StaleToken
 from django_zklock.zk import owners
 from django_zklock.zk.held import Held
@@ -40,12 +41,12 @@ class FencedModel(models.Model):
     Without a lock it is Django's own, and leaves the fence alone. Everything else that writes is Django's own too.
 
     A row belongs to one lock of one ensemble: tokens of others cannot be compared. ``fence_using`` is the alias of the
-    ensemble in ``ZKLOCK``.
+    ensemble in ``ZKLOCK``, or the function of the key that the locks have as ``using``.
     """
 
     fence = models.BigIntegerField(_("fence"), default=0, db_default=0, editable=False)
 
-    fence_using: ClassVar[str] = DEFAULT_ALIAS
+    fence_using: ClassVar[Using] = DEFAULT_ALIAS
 
     # That of the running `save()`: Django calls the methods below without arguments of ours.
     _saving: _Saving | None = None
@@ -60,14 +61,16 @@ class FencedModel(models.Model):
         ``LockLost`` if the lock is known to be lost; ``ValueError`` if the caller holds several locks and none is
         named. As after any error of a database, a transaction around it has to be rolled back.
         """
-        held = held or _only_hold(self.fence_using)
+        # Not of the instance, of which a function would be a method.
+        using = type(self).fence_using
+        held = held or _only_hold(using)
         # A receiver of pre_save or post_save may save the same instance.
         outer = self._saving
         if held is None:
             self._saving = None
         else:
             force_insert = bool(kwargs.get("force_insert", args[0] if args else False))
-            self._saving = _Saving(held.key, held.token, fence_of(held, self.fence_using), force_insert)
+            self._saving = _Saving(held.key, held.token, fence_of(held, using), force_insert)
         try:
             super().save(*args, **kwargs)
         finally:
@@ -119,7 +122,8 @@ class FencedModel(models.Model):
         """Return Django's messages about the model, and one if its alias is not in ``ZKLOCK``."""
         messages = super().check(**kwargs)
         try:
-            conf.database_options(cls.fence_using)
+            if isinstance(cls.fence_using, str):
+                conf.database_options(cls.fence_using)
         except ImproperlyConfigured as error:
             hint = "Set fence_using to the alias of the ensemble whose locks guard the rows."
             messages.append(checks.Error(str(error), hint=hint, obj=cls, id="django_zklock.E005"))
@@ -172,32 +176,37 @@ async def afenced_update(queryset: models.QuerySet[Model], held: Held | None = N
     return await sync_to_async(fenced_update)(queryset, held, **values)
 
 
-def fence_of(held: Held, using: str) -> int:
+def fence_of(held: Held, using: Using) -> int:
     """Return what a hold of the ensemble ``using`` writes: the generation of the ensemble, and the token.
 
     Raise ``LockLost`` or ``NotHeld`` if it is not held any more, and ``ValueError`` if its token does not tell
     which holder is the later one.
     """
     held.check()
-    if held.lock.pool.name != using:
+    alias = held.lock.pool.name
+    if not _is_of(held, using):
         raise ValueError(
-            f"lock {held.key!r} is of the ensemble {held.lock.pool.name!r}, and the fences are of {using!r} "
+            f"lock {held.key!r} is of the ensemble {alias!r}, and the fences are of {using!r} "
             f"(fence_using): tokens of two ensembles cannot be compared"
         )
     if held.rule.kind in SHARED:
         raise ValueError(f"lock {held.key!r} is held as {held.rule}, beside others: fence with an exclusive lock")
     if held.token >> TOKEN_BITS:
         raise ValueError(f"token {held.token} has more than {TOKEN_BITS} bits, which leaves none for the generation")
-    return conf.database_options(using).generation << TOKEN_BITS | held.token
+    return conf.database_options(alias).generation << TOKEN_BITS | held.token
 
 
-def _only_hold(using: str) -> Held | None:
-    """Return the lock of the alias ``using`` that the caller holds alone, ``None`` if there is none."""
+def _is_of(held: Held, using: Using) -> bool:
+    return all(held.lock.pool.name == alias_of(key, using) for key in held.lock.keys)
+
+
+def _only_hold(using: Using) -> Held | None:
+    """Return the lock of the ensemble ``using`` that the caller holds alone, ``None`` if there is none."""
     # A hold that was inherited over a fork does not count.
     found: list[Held] = []
     for held in owners.caller().available():
         # Not one that was inherited over a fork, and one that is nested in another one is the same lock.
-        counts = held._counts_for(held.lock) and held.lock.pool.name == using and held.rule.kind not in SHARED
+        counts = held._counts_for(held.lock) and _is_of(held, using) and held.rule.kind not in SHARED
         if counts and not any(held._possession is each._possession for each in found):
             found.append(held)
     if len(found) > 1:

@@ -32,7 +32,7 @@ from django_zklock.conflict import (
     Skipped,
     request_of,
 )
-from django_zklock.connections import connections
+from django_zklock.connections import Using, alias_of, connections
 from django_zklock.exceptions import AlreadyAwaited, LockConflict, LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.key_template import KeyMaker, fields_of, signature_of
 from django_zklock.zk import owners
@@ -98,7 +98,7 @@ class LockedCall:
     function: Callable[..., Any]
     key: KeyMaker
     rule: Rule
-    using: str
+    using: Using
     reentrant: bool
     timeout: float | None
     on_conflict: OnConflict
@@ -140,7 +140,7 @@ class LockedCall:
         if self.atomic is not None:
             transactions.check_atomic(self.atomic, self.template)
         offer = next((offer for hook in acquire_hooks if (offer := hook(self, args, kwargs))), None)
-        lock = self.lock(self.key(args, kwargs), self._work(args)) if offer is None else offer.lock
+        lock = self._lock(args, kwargs) if offer is None else offer.lock
         caller, began = owners.caller(), monotonic()
         try:
             outcome = offer.take(caller) if offer is not None else Undecided()
@@ -166,7 +166,7 @@ class LockedCall:
 
     async def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Await the coroutine function under the lock that these arguments name."""
-        lock = self.lock(self.key(args, kwargs), self._work(args))
+        lock = self._lock(args, kwargs)
         owner, began = owners.caller().owner, monotonic()
         try:
             held, refusal = await self._aacquire(lock)
@@ -256,11 +256,16 @@ class LockedCall:
 
         With ``may_expire`` the call may be given up while it waits, so no other call is skipped for it.
         """
+        return self._lock_at(alias_of(key, self.using), key, work, may_expire=may_expire)
+
+    def _lock_at(
+        self, alias: str, key: str | Sequence[str], work: Callable[[], Work | None], *, may_expire: bool = False
+    ) -> Lock:
         if fields := fields_of(key):
             work = functools.partial(_with_arguments, work, ", ".join(fields))
         return Lock(
             key,
-            connections[self.using],
+            connections[alias],
             rule=self.rule,
             reentrant=self.reentrant,
             listener=signals.listener,
@@ -270,20 +275,23 @@ class LockedCall:
             may_expire=may_expire,
         )
 
-    def _work(self, args: tuple[Any, ...]) -> Callable[[], Work]:
-        """Return what tells the work of a call; it does not refer to the arguments, which would live with the lock."""
+    def _lock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
+        """Return the lock of a call here; its work does not refer to the arguments, which would live with the lock."""
+        key = self.key(args, kwargs)
+        alias = alias_of(key, self.using)
         if self._is_command(args):
-            return functools.partial(self._command_work, type(args[0]).__module__.rpartition(".")[2])
-        return self._own_work
+            name = type(args[0]).__module__.rpartition(".")[2]
+            return self._lock_at(alias, key, functools.partial(self._command_work, alias, name))
+        return self._lock_at(alias, key, functools.partial(self._own_work, alias))
 
     # The lock asks for these before it joins the queue, and not for a nested hold.
 
-    def _own_work(self) -> Work:
-        transactions.check_outside(self.using, self.template)
+    def _own_work(self, alias: str) -> Work:
+        transactions.check_outside(alias, self.template)
         return current_work(self._function_work) or self._function_work
 
-    def _command_work(self, name: str) -> Work:
-        transactions.check_outside(self.using, self.template)
+    def _command_work(self, alias: str, name: str) -> Work:
+        transactions.check_outside(alias, self.template)
         place = Work(kind="command", name=name)
         found = current_work(place)
         # A command that the shell has started.

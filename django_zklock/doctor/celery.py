@@ -111,7 +111,7 @@ def _locked_tasks(app: Any, alias: str) -> list[LockedTask]:
         if call is None:
             call, decorator = hidden_lock(task)
             bypass = f"below {decorator}, which may change the arguments"
-        if call is not None and call.using == alias:
+        if call is not None and (callable(call.using) or call.using == alias):
             found.append(LockedTask(task, call, bypass))
     return found
 

@@ -525,6 +525,21 @@ def test_secure_zookeeper(blocks: Blocks, settings: Settings, monkeypatch: pytes
     assert entries[0] == f"digest:{eval(expression, names)}:cdrwa"
 
 
+@runs("docs/howto/several-ensembles.md", language="python")
+def test_several_ensembles(blocks: Blocks, names: dict[str, Any], ensemble: Ensemble, settings: Settings) -> None:
+    """The function spreads keys over both ensembles, for decorated functions and blocks, and both locks are taken."""
+    default = settings.ZKLOCK["default"]
+    settings.ZKLOCK = {alias: default | {"ROOT": f"{ensemble.root}/{alias}"} for alias in ("old", "zk-a", "zk-b")}
+    spread, both = blocks
+    names = execute([spread], names | {"invoice_id": 7})
+    by_key = names["by_key"]
+    assert {by_key(f"invoice:{number}") for number in range(20)} == {"zk-a", "zk-b"}
+    names["send_invoice"](7)
+    execute([both], names | {"key": "invoice:7", "old": "old"})
+    roots = [f"{ensemble.root}/{alias}" for alias in ("old", by_key("invoice:7"))]
+    assert all(ensemble.observer.client.exists(f"{root}/invoice:7") for root in roots)
+
+
 @runs("docs/reference/api.md", language="python")
 def test_api(blocks: Blocks, names: dict[str, Any]) -> None:
     """The block holds its lock, and the script finds no old import."""

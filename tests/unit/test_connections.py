@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from django_zklock import LockConflict, current_lock, zk_lock
+from django_zklock import LockConflict, LockTimeout, current_lock, zk_lock, zk_locked
 from django_zklock.connections import connections
 from tests.toolbox.django.layer import Ensemble
 from tests.toolbox.threads import Runner
@@ -72,6 +73,69 @@ def test_current_lock__alias(ensemble: Ensemble, settings: Settings) -> None:
         with zk_lock("k") as held:
             assert current_lock("k") is current_lock() is current_lock(using="default") is held
             assert current_lock("k", using="other") is other
+
+
+# A function of the key as ``using``.
+
+
+def shard(key: str) -> Any:
+    """Return the alias that has the locks whose key begins so."""
+    return {"a": "default", "b": "other"}.get(key[0])
+
+
+@pytest.fixture
+def shards(ensemble: Ensemble, settings: Settings) -> str:
+    """Configure both aliases, and return the root of the second one."""
+    default = settings.ZKLOCK["default"]
+    settings.ZKLOCK = {"default": default, "other": default | {"ROOT": f"{ensemble.root}/other"}}
+    return f"{ensemble.root}/other"
+
+
+@pytest.mark.usefixtures("shards")
+def test_using__function() -> None:
+    """A lock is that of the ensemble whose alias the function returns, and so is the current one."""
+    with zk_lock("b1", using=shard) as held, zk_lock("a1", using=shard):
+        assert current_lock("b1", using=shard) is current_lock("b1", using="other") is held
+        assert current_lock("b1") is None
+        assert Runner(zk_lock("b1", using="other").try_acquire).result() is None
+        assert Runner(zk_lock("a1").try_acquire).result() is None
+
+
+@pytest.mark.usefixtures("shards")
+def test_using__function_of_a_call() -> None:
+    """A decorated function has the lock of the ensemble of its key, with or without a loop."""
+
+    @zk_locked("{name}", using=shard)
+    def body(name: str) -> bool:
+        return current_lock(name, using=shard) is current_lock() is not None
+
+    @zk_locked("{name}", using=shard)
+    async def abody(name: str) -> bool:
+        return current_lock(name, using="other") is current_lock() is not None
+
+    assert body("a")
+    assert body("b")
+    assert asyncio.run(abody("b"))
+    with zk_lock("b", using="other"), pytest.raises(LockTimeout):
+        Runner(lambda: zk_locked("{name}", using=shard, timeout=0)(lambda name: name)("b")).result()
+
+
+def test_using__keys_of_one_lock() -> None:
+    """All keys of a lock are on one ensemble, because one transaction takes them."""
+    assert zk_lock(["a1", "a2"], using=shard).pool is connections["default"]
+    with pytest.raises(ValueError, match="must be on one ensemble: 'a1' is on 'default', 'b1' is on 'other'"):
+        zk_lock(["a1", "b1"], using=shard)
+    with pytest.raises(ValueError, match="must be on one ensemble"):
+        zk_locked(["a{x}", "b{x}"], using=shard)(lambda x: x)(1)
+
+
+@pytest.mark.parametrize("result", [None, 5, ["default"]], ids=str)
+def test_using__no_alias(result: Any) -> None:
+    """A function that returns something else is named."""
+    with pytest.raises(TypeError, match=r"using must return the name of an alias in ZKLOCK, and .* has returned"):
+        zk_lock("k", using=lambda _key: result)
+    with pytest.raises(TypeError, match="only together with a key"):
+        current_lock(using=lambda _key: result)
 
 
 def test_set_aside(settings: Settings) -> None:

@@ -395,7 +395,11 @@ if django.VERSION >= (6, 0):
         ({"on_unavailable": None}, ValueError, "on_unavailable must be one of"),
         ({"reentrant": "no"}, ValueError, "reentrant must be one of True, False, got 'no'"),
         ({"reentrant": 1}, ValueError, "reentrant must be one of True, False, got 1"),
-        ({"using": None}, TypeError, "using must be the name of an alias in ZKLOCK, got None"),
+        (
+            {"using": None},
+            TypeError,
+            "using must be the name of an alias in ZKLOCK, or a function of the key, got None",
+        ),
         ({"using": ["default"]}, TypeError, "using must be the name of an alias"),
         ({"mode": "shared"}, ValueError, "mode must be one of 'exclusive', 'read', 'write', got 'shared'"),
         ({"limit": 0}, TypeError, "limit is how many may hold at once, .* as in limit=4, got 0"),

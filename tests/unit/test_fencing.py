@@ -47,6 +47,37 @@ def test_check(settings: Any) -> None:
     assert "no alias 'reports'" in message.msg
 
 
+@isolate_apps("billing")
+@pytest.mark.django_db(transaction=True)
+def test_using__function(ensemble: Ensemble, settings: Any) -> None:
+    """Rows whose locks are spread over ensembles take the tokens of the one that has their lock, and of no other."""
+    default = settings.ZKLOCK["default"]
+    settings.ZKLOCK = {"default": default, "other": default | {"ROOT": f"{ensemble.root}/other", "GENERATION": 1}}
+
+    class Spread(FencedModel):
+        fence_using = lambda key: "other" if key.startswith("b") else "default"  # noqa: E731
+
+        class Meta:
+            app_label = "billing"
+
+    assert Spread.check() == []
+    with tables(Spread):
+        with zk_lock("a1", using=Spread.fence_using) as held:
+            row = Spread._default_manager.create()
+            assert row.fence == held.token
+        with zk_lock("a1"), zk_lock("b1", using=Spread.fence_using) as held:
+            with pytest.raises(ValueError, match="several locks are held here, 'a1', 'b1'"):
+                row.save()
+            row.save(held=held)
+            assert row.fence == 1 << TOKEN_BITS | held.token
+        # The hold of a key that belongs to another ensemble by this function.
+        with zk_lock("b1") as held:
+            with pytest.raises(ValueError, match="lock 'b1' is of the ensemble 'default'"):
+                fenced_update(Spread._default_manager.all(), held)
+            with pytest.raises(NotHeld):
+                fenced_update(Spread._default_manager.all())
+
+
 @contextlib.contextmanager
 def tables(*created: type[models.Model]) -> Iterator[None]:
     """Make tables of models that other tests know nothing of."""
