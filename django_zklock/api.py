@@ -83,7 +83,7 @@ def zk_lock(
     if "0x" in (key if isinstance(key, str) else repr(key)):
         for each in [key] if isinstance(key, str) else key:
             reject_address(each)
-    alias = alias_of(key, using)
+    alias = using if isinstance(using, str) else alias_of(key, using)
     pool = connections[alias]
     if label is not None:
         place: Work | None = Work(kind="label", name=_check_label(label))

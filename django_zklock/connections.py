@@ -28,7 +28,7 @@ Using = str | Callable[[str], str]
 
 
 def alias_of(key: str | Sequence[str], using: Using) -> str:
-    """Return the alias of the ensemble that has the lock ``key``.
+    """Return the alias of the ensemble that has the lock ``key``, which ``using`` is or returns.
 
     Raise ``ValueError`` for keys on different ensembles, and ``TypeError`` for what is no alias.
     """

@@ -251,21 +251,19 @@ class LockedCall:
                 if not retries.should_retry(error):
                     return None, error
 
-    def lock(self, key: str | Sequence[str], work: Callable[[], Work | None], *, may_expire: bool = False) -> Lock:
+    def lock(
+        self, key: str | Sequence[str], work: Callable[[], Work | None], *, may_expire: bool = False, alias: str = ""
+    ) -> Lock:
         """Return the lock of one call whose key is ``key``; ``work`` returns what the call is a part of.
 
-        With ``may_expire`` the call may be given up while it waits, so no other call is skipped for it.
+        With ``may_expire`` the call may be given up while it waits, so no other call is skipped for it. ``alias`` is
+        given where it is known already.
         """
-        return self._lock_at(alias_of(key, self.using), key, work, may_expire=may_expire)
-
-    def _lock_at(
-        self, alias: str, key: str | Sequence[str], work: Callable[[], Work | None], *, may_expire: bool = False
-    ) -> Lock:
         if fields := fields_of(key):
             work = functools.partial(_with_arguments, work, ", ".join(fields))
         return Lock(
             key,
-            connections[alias],
+            connections[alias or self._alias(key)],
             rule=self.rule,
             reentrant=self.reentrant,
             listener=signals.listener,
@@ -278,11 +276,14 @@ class LockedCall:
     def _lock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
         """Return the lock of a call here; its work does not refer to the arguments, which would live with the lock."""
         key = self.key(args, kwargs)
-        alias = alias_of(key, self.using)
+        alias = self._alias(key)
         if self._is_command(args):
             name = type(args[0]).__module__.rpartition(".")[2]
-            return self._lock_at(alias, key, functools.partial(self._command_work, alias, name))
-        return self._lock_at(alias, key, functools.partial(self._own_work, alias))
+            return self.lock(key, functools.partial(self._command_work, alias, name), alias=alias)
+        return self.lock(key, functools.partial(self._own_work, alias), alias=alias)
+
+    def _alias(self, key: str | Sequence[str]) -> str:
+        return self.using if isinstance(self.using, str) else alias_of(key, self.using)
 
     # The lock asks for these before it joins the queue, and not for a nested hold.
 
