@@ -305,9 +305,9 @@ class Ensemble:
 
     @property
     def head(self) -> Tree:
-        """The newest tree that there is."""
+        """The newest tree that there is: all that was proposed, or, while nobody leads, all that was committed."""
         leader = self.newest_leader
-        return leader.head if leader is not None else max(self.servers, key=lambda each: each.newest).tree
+        return leader.head if leader is not None else max(self.servers, key=lambda each: each.zxid).tree
 
     def ended_with_sessions(self) -> set[str]:
         """Return the names of all nodes that any session has made which has ended."""
