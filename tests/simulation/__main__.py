@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="steps of a world before it comes to its end")
     parser.add_argument("--seed", type=int, help="run this world alone, and tell each step")
     parser.add_argument("--scene", metavar="NAME", help="worlds of this scene alone")
-    parser.add_argument("--patience", type=float, default=60.0, help="seconds to cut a wrong world down (%(default)s)")
+    parser.add_argument("--max-time", type=float, default=60.0, help="seconds to cut a wrong world down (%(default)s)")
     parser.add_argument("--explore", type=int, metavar="N", help="explore small worlds, up to so many deviations")
     parser.add_argument("--small", type=int, metavar="N", help="explore that one of the small worlds alone")
     parser.add_argument("--depth", type=int, default=60, help="among so many first steps (%(default)s)")
@@ -69,22 +69,22 @@ def main() -> int:
         say(f"{setting.name}: {failure.reason}")
         say(f"""to see all of it: make simulate ARGS="--seed {setting.seed} --scene '{setting.scene}'{planted}\"""")
     say(str(figures))
-    if figures.failures and arguments.patience:
+    if figures.failures and arguments.max_time:
         explain(
-            figures.failures[0], arguments.patience, arguments.folder or Path(tempfile.mkdtemp(prefix="simulation-"))
+            figures.failures[0], arguments.max_time, arguments.folder or Path(tempfile.mkdtemp(prefix="simulation-"))
         )
     return 1 if figures.failures else 0
 
 
-def explain(failure: Failure, patience: float, folder: Path) -> None:
+def explain(failure: Failure, max_time: float, folder: Path) -> None:
     """Cut a wrong world down, and tell and draw what is left of it."""
     from tests.simulation.drawing import as_svg, as_text
     from tests.simulation.search import run
     from tests.simulation.shrink import shrink
 
-    say(f"{len(failure.decisions)} steps are cut down for at most {patience:.0f} s")
-    small = shrink(failure, patience=patience, tell=say)
-    world, _ = run(small.setting, decisions=small.decisions, comes_to_end=small.comes_to_end, is_told=True)
+    say(f"{len(failure.decisions)} steps are cut down for at most {max_time:.0f} s")
+    small = shrink(failure, max_time=max_time, tell=say)
+    world, _ = run(small.setting, decisions=small.decisions, comes_to_end=small.comes_to_end, is_recorded=True)
     for number, caller in enumerate(small.setting.callers):
         say(f"caller {number + 1}: {caller}")
     say("\n".join(["steps:", *(f"  {step}" for step in small.decisions)]))
@@ -140,7 +140,7 @@ def tell(seed: int, scene: str | None, steps: int) -> int:
     from tests.simulation.scenes import draw
     from tests.simulation.search import run
 
-    world, failure = run(draw(seed, scene), steps=steps, is_told=True)
+    world, failure = run(draw(seed, scene), steps=steps, is_recorded=True)
     say(as_text(world.story))
     say("nothing is wrong" if failure is None else failure.reason)
     return 0 if failure is None else 1

@@ -54,7 +54,7 @@ def _setting(kind: str, rules: Sequence[str], *, lasts: float) -> Setting:
         processes=(ProcessPlan(),) * 2,
         callers=callers,
         weights={**NORMAL, **ENDS, kind: FAULTS[kind]},
-        patience=PING_INTERVAL,
+        sync_limit=PING_INTERVAL,
     )
 
 

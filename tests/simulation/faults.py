@@ -79,17 +79,17 @@ def _ends(world: World, process: Process) -> Iterator[Step]:
     if (weight := weights.get("close")) and not process.is_stopped:
         yield weight, f"close {name}", partial(_close, world, process)
     if weight := weights.get("kill"):
-        for told in (False, True):
-            yield weight / 2, f"kill {name} {int(told)}", partial(_kill, world, process, is_told=told)
+        for noticed in (False, True):
+            yield weight / 2, f"kill {name} {int(noticed)}", partial(_kill, world, process, is_noticed=noticed)
 
 
 def _cuts(weight: float, wire: SimulatedWire) -> Iterator[Step]:
     assert wire.link is not None
     under_way = len(wire.link.to_server)
     for arrived in sorted({0, under_way // 2, under_way}):
-        for told in (False, True):
-            step = partial(wire.lose, arrived=arrived, is_told=told)
-            yield weight / 4, f"cut {wire.name} {arrived} {int(told)}", step
+        for noticed in (False, True):
+            step = partial(wire.lose, arrived=arrived, is_noticed=noticed)
+            yield weight / 4, f"cut {wire.name} {arrived} {int(noticed)}", step
 
 
 def _part(world: World, one: str, others: list[str]) -> None:
@@ -128,14 +128,14 @@ def _close(world: World, process: Process) -> None:
     process.spawn(f"{process.name} closing {world.steps}", process.pool.close)
 
 
-def _kill(world: World, process: Process, *, is_told: bool) -> None:
+def _kill(world: World, process: Process, *, is_noticed: bool) -> None:
     world.note(process.name, process.name, "is killed")
     world.judge.killed(process)
     process.kill()
     for wire in process.wires:
         if wire.link is not None:
             link, wire.link = wire.link, None
-            link.close_client(arrived=len(link.to_server), is_told=is_told)
+            link.close_client(arrived=len(link.to_server), is_noticed=is_noticed)
 
 
 # Servers.

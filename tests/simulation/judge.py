@@ -224,8 +224,8 @@ class Judge:
     def confirmed(self, claim: Claim, waited: float) -> None:
         """A release has returned that has waited for its confirmation."""
         world, session = self.world, claim.session
-        patience = claim.client.process.pool.options.connect_timeout
-        if waited >= patience:
+        timeout = claim.client.process.pool.options.connect_timeout
+        if waited >= timeout:
             if world.is_calm and not world.was_struck:
                 raise Violation(f"without a fault the release of {claim.client.name} was not confirmed")
             return

@@ -256,13 +256,13 @@ class Link:
 
     # The client's end.
 
-    def close_client(self, *, arrived: int, is_told: bool) -> None:
+    def close_client(self, *, arrived: int, is_noticed: bool) -> None:
         """Close the client's end: so many of its requests arrive still, and the server is told then, or never."""
         self.client_is_open = False
         self.to_client.clear()
         while len(self.to_server) > arrived:
             self.to_server.pop()
-        if is_told and not self.to_server and self.owed is None:
+        if is_noticed and not self.to_server and self.owed is None:
             self.close_server()
 
     @property

@@ -62,8 +62,8 @@ def _scene(kinds: str, *, turn: Any = (), process: Any = (), setting: Any = (), 
 FUNCTIONS = {"runs": ("f", "f", "f", "g", None)}
 MAY_END = {**FUNCTIONS, "gives_up_after": (None, 0.1, 0.3)}
 IMPATIENT = {"timeout": (None, 0.0, 0.05, 0.5), "gives_up_after": (None, 0.0, 0.01, 0.1, 1.0)}
-STRAYS = {"keeps_strays": (True,), "patience": (PING_INTERVAL,)}
-FAR = {"leader": (0, 2, 2), "patience": (PING_INTERVAL, SYNC_LIMIT)}
+STRAYS = {"keeps_strays": (True,), "sync_limit": (PING_INTERVAL,)}
+FAR = {"leader": (0, 2, 2), "sync_limit": (PING_INTERVAL, SYNC_LIMIT)}
 NUMBERS = {"first_number": (SEQUENCE_END - SEQUENCE_MARGIN - 2, SEQUENCE_END - 2)}
 ALONE = (EXCLUSIVE,)
 BOTH = (("a", "b"), ("a", "b"), ("a",), ("b",), ("a", "b", "c"))

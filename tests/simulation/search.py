@@ -77,14 +77,14 @@ def run(
     decisions: Sequence[str] | None = None,
     comes_to_end: bool = True,
     course: Callable[[World], None] | None = None,
-    is_told: bool = False,
+    is_recorded: bool = False,
 ) -> tuple[World, Failure | None]:
     """Run one world, by its seed, a list of decisions or a course; return it, and how it went wrong.
 
     Without ``comes_to_end`` nothing follows on the last decision.
     """
     with quiet() as errors:
-        world = World(setting, is_told=is_told)
+        world = World(setting, is_recorded=is_recorded)
         reason = None
         try:
             if course is not None:

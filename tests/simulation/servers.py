@@ -234,7 +234,7 @@ class Server:
             self.alone_since = None
         elif self.alone_since is None:
             self.alone_since = now
-        elif now - self.alone_since > (SYNC_LIMIT if self.leads else self.ensemble.patience):
+        elif now - self.alone_since > (SYNC_LIMIT if self.leads else self.ensemble.sync_limit):
             self.look()
 
     def _close_links(self) -> None:
@@ -286,7 +286,7 @@ class Ensemble:
         # The nodes that clients of ours may not read, for good.
         self.forbidden: set[str] = set()
         # How long a follower waits for its leader. It may be told at once that the connection is over.
-        self.patience = SYNC_LIMIT
+        self.sync_limit = SYNC_LIMIT
         self.servers = [Server(f"server {number + 1}", self) for number in range(size)]
         self.epoch = 0
         self.elections = -1

@@ -76,7 +76,7 @@ class Setting:
     # The number of the first leader among the servers.
     leader: int = 0
     # Seconds after which a server that does not hear its leader looks for another one.
-    patience: float = SYNC_LIMIT
+    sync_limit: float = SYNC_LIMIT
     # Time goes on only when all that is under way has arrived, but for what is starved.
     is_prompt: bool = False
     # If it is not 0, how likely a step is that is not the usual one; no weight of a delivery counts then.

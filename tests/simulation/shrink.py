@@ -12,15 +12,15 @@ from tests.simulation.search import Failure, run
 from tests.simulation.setting import Setting
 
 # Seconds for which it is tried to cut a world down further.
-PATIENCE = 120.0
+MAX_TIME = 120.0
 
 
-def shrink(failure: Failure, *, patience: float = PATIENCE, tell: Callable[[str], object] = str) -> Failure:
+def shrink(failure: Failure, *, max_time: float = MAX_TIME, tell: Callable[[str], object] = str) -> Failure:
     """Return the smallest world that has been found in so many seconds which goes wrong in the same way.
 
     In the end it goes wrong no more if any one of its steps is left out, unless the time was up before.
     """
-    ends = time.monotonic() + patience
+    ends = time.monotonic() + max_time
     # Most go wrong at their last step, and not because of what is left at the end.
     best = _try(failure.setting, failure.decisions, replace(failure, comes_to_end=False)) or failure
     while time.monotonic() < ends:

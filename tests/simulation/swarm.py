@@ -80,7 +80,7 @@ def draw(seed: int) -> Setting:
         leader=0,
         starves=dice.choice((0.0, 0.0, 0.005, 0.02)),
         keeps_strays=family == "servers" and dice.random() < 0.5,
-        patience=dice.choice((SYNC_LIMIT, PING_INTERVAL, PING_INTERVAL)),
+        sync_limit=dice.choice((SYNC_LIMIT, PING_INTERVAL, PING_INTERVAL)),
         first_number=dice.choice(near_end) if dice.random() < 0.08 else 0,
         haste=dice.choice((0.0, 0.02, 0.1, 0.3)),
         stride=dice.choice((0.1, 0.5, 1.5, SESSION_TIMEOUT / 3)),

@@ -50,7 +50,7 @@ def test_plants__found(plant: Plant, found: dict[str, list[str]]) -> None:
 @pytest.mark.slow
 def test_plant__told_and_drawn(tmp_path: Path) -> None:
     """A world that goes wrong is cut down to a few steps, printed, and drawn."""
-    options = ["--plant", "a reader passes a writer", "--worlds", "300", "--patience", str(scaled(5)), "--folder"]
+    options = ["--plant", "a reader passes a writer", "--worlds", "300", "--max-time", str(scaled(5)), "--folder"]
     command = [sys.executable, "-m", "tests.simulation", *options, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=scaled(100))
     assert ended.returncode == 1, ended.stderr

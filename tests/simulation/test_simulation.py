@@ -41,10 +41,10 @@ def test_worlds__new() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_run__again(seed: int) -> None:
     """A seed, or the steps that were drawn from it, lead to the same story."""
-    first, _ = run(draw(seed), steps=200, is_told=True)
-    again, _ = run(draw(seed), steps=200, is_told=True)
+    first, _ = run(draw(seed), steps=200, is_recorded=True)
+    again, _ = run(draw(seed), steps=200, is_recorded=True)
     assert again.story == first.story
-    replayed, _ = run(draw(seed), decisions=first.decisions, comes_to_end=False, is_told=True)
+    replayed, _ = run(draw(seed), decisions=first.decisions, comes_to_end=False, is_recorded=True)
     assert replayed.story == first.story[: len(replayed.story)]
     assert replayed.decisions == first.decisions
 

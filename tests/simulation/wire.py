@@ -285,7 +285,7 @@ class SimulatedWire(WirePort):
         assert sent.xid == message.xid, "the simulation answers in order"
         error = message.error
         world = self.process.world
-        if world.is_told:
+        if world.is_recorded:
             outcome = repr(error) if error is not None else "done" if message.value in (None, True) else "answer"
             world.note(link.server.name, self.name, f"{outcome} to {describe(sent.request)}")
         self._seen = max(self._seen, message.zxid)
@@ -298,11 +298,11 @@ class SimulatedWire(WirePort):
             return
         self.notify(sent.reply, message.value, error)
 
-    def lose(self, *, arrived: int = 0, is_told: bool = True) -> None:
+    def lose(self, *, arrived: int = 0, is_noticed: bool = True) -> None:
         """End the connection; so many requests that have left arrive still, and the server may be told."""
         link, was_live = self.link, self._is_live
         assert link is not None
-        link.close_client(arrived=arrived, is_told=is_told)
+        link.close_client(arrived=arrived, is_noticed=is_noticed)
         # Pauses are short, and never the same for two.
         self.retry_at = self.process.now() + self.process.chance.uniform(0.0, RETRY)
         if was_live:

@@ -88,14 +88,14 @@ def quiet() -> Iterator[Errors]:
 class World:
     """One world. ``steps`` counts its steps, and ``now`` is its time in seconds."""
 
-    def __init__(self, setting: Setting, *, is_told: bool = False) -> None:
+    def __init__(self, setting: Setting, *, is_recorded: bool = False) -> None:
         self.setting = setting
         self.now = 0.0
         self.steps = 0
         # From when on nothing can be lost any more.
         self.quiet_from = math.inf
         self.decisions: list[str] = []
-        self.is_told = is_told
+        self.is_recorded = is_recorded
         self.story: list[Told] = []
         # What all strands go back to when they wait; and those that run, the innermost last.
         self.hub = getcurrent()
@@ -108,7 +108,7 @@ class World:
         self.network = Network()
         self.ensemble = Ensemble(setting.servers, self.network, self.note, leader=setting.leader)
         self.ensemble.keeps_strays = setting.keeps_strays
-        self.ensemble.patience = setting.patience
+        self.ensemble.sync_limit = setting.sync_limit
         for number, server in enumerate(self.ensemble.servers):
             server.reported_at = -PING_INTERVAL * number / len(self.ensemble.servers)
         self._make_root()
@@ -133,7 +133,7 @@ class World:
 
     def note(self, who: str, whom: str, what: str) -> None:
         """Tell what happens, if anyone wants to know."""
-        if self.is_told:
+        if self.is_recorded:
             self.story.append((self.now, who, whom, what))
 
     def loop_of(self, process: Process) -> Loop:
