@@ -58,7 +58,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
-# Started by the first who asks, and serving all of them.
+# Started by the first test that asks, and serving all of them.
 DEAR = frozenset({"curator", "database", "reference", "trio"})
 
 
@@ -157,7 +157,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Failures:
-    """Say at once what has failed: a run that somebody ends has no summary."""
+    """Say at once what has failed: a run that is interrupted has no summary."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -233,8 +233,8 @@ def _empty_hands() -> Iterator[None]:
     held_stack().clear()
 
 
-# Both kinds of server: a short session is given to who asks for one, and empty parents go at once and not after a
-# minute, so that every test meets that.
+# Both kinds of server: a short session is given to a client that asks for one, and empty parents go at once and
+# not after a minute, so that every test meets that.
 MIN_SESSION_TIMEOUT = 0.8
 REAP_INTERVAL = 0.5
 

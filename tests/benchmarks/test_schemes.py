@@ -51,7 +51,7 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[Address]:
 
 
 class Referee:
-    """Sees who holds, and fails when two hold that exclude each other."""
+    """Sees which contenders hold, and fails when two hold that exclude each other."""
 
     def __init__(self) -> None:
         self.holders: list[Kind] = []
@@ -173,7 +173,7 @@ def test_schemes__a_predecessor_that_leaves(scheme: Scheme, kinds: list[Kind], a
 @pytest.mark.parametrize(
     ("scheme", "hand_over", "join"),
     [
-        # To delete; each creates, and those who could not set a watch again.
+        # To delete; each waiter creates, and those that could not set a watch again.
         (ONE_NODE, lambda n: (1 + n + (n - 1), n), lambda _n: (2, 0)),
         # To delete or create; each of the others lists, and so does the new one.
         (PARENT, lambda n: (1 + n, n), lambda n: (1 + (n - 1) + 1, n)),

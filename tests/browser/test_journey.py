@@ -139,7 +139,7 @@ def test_command(scene: Scene, shell: Shell) -> None:
     assert (listed[0]["KEY"], listed[0]["WAITERS"]) == (scene.bill, "2")
     assert len(listed) == 3
 
-    # Who holds it: which task, in which process of which host? With which arguments? Since when?
+    # What holds it: which task, in which process of which host? With which arguments? Since when?
     show = f"python manage.py zklock show {scene.bill}"
     shown = shell(show, until=lambda printed: f"(pid {scene.child} on " in printed)
     holder, *waiters = rows(shown)
@@ -147,7 +147,7 @@ def test_command(scene: Scene, shell: Shell) -> None:
     assert f"\nPosition 0: called with shop={scene.shop}, document=bill\n" in shown
     assert re.fullmatch(DURATION, holder["HELD"])
 
-    # Who waits, how many, for how long?
+    # Which tasks wait, how many, for how long?
     assert [(row["STATE"], row["HOLDER"].partition(" (")[0]) for row in waiters] == [
         ("waiting", second),
         ("waiting", third),
@@ -182,7 +182,7 @@ def test_command(scene: Scene, shell: Shell) -> None:
     shown = shell(show, until=lambda printed: second not in printed)
     assert [third in row["HOLDER"] for row in rows(shown)] == [True]
 
-    # Who broke it last night, and what became of it?
+    # Which operator broke it last night, and what became of it?
     scene.workshop.entered(f"{scene.bill}:2")
     shell(f"python manage.py zklock break {scene.bill} --yes --reason '{REASON}'")
     (action,) = rows(shell(f"python manage.py zklock history {scene.bill}"))
@@ -216,7 +216,7 @@ def test_admin(scene: Scene, shell: Shell, visit: Visit) -> None:
     expect(page.get_by_role("row").filter(has_text="standalone")).to_contain_text("127.0.0.1:")
     page.go_back()
 
-    # Who holds it: which task, in which process of which host? With which arguments? Since when?
+    # What holds it: which task, in which process of which host? With which arguments? Since when?
     page.get_by_role("link", name=scene.bill, exact=True).click()
     holder = page.locator(".zklock-holders li")
     where = f"pid {scene.child} on {HOST}, worker {scene.worker.node_name}"
@@ -225,7 +225,7 @@ def test_admin(scene: Scene, shell: Shell, visit: Visit) -> None:
     expect(holder).to_contain_text(f"Called with shop={scene.shop}, document=bill")
     expect(holder).to_contain_text(re.compile(rf"Held for {DURATION},"))
 
-    # Who waits, how many, for how long?
+    # Which tasks wait, how many, for how long?
     queue = page.locator(".zklock-queue tbody tr")
     expect(page.locator(".zklock-facts")).to_contain_text("2 waiting")
     expect(queue).to_have_count(3)
@@ -255,7 +255,7 @@ def test_admin(scene: Scene, shell: Shell, visit: Visit) -> None:
     expect(holder).to_contain_text(third, timeout=soon)
     expect(page.locator(".zklock-facts")).not_to_contain_text("waiting")
 
-    # Who broke it last night, and what became of it?
+    # Which operator broke it last night, and what became of it?
     scene.workshop.entered(f"{scene.bill}:2")
     page.get_by_role("button", name="Break the lock").click()
     page.get_by_label("Reason").fill(REASON)

@@ -54,7 +54,7 @@ def test_list__contention(visit: Visit, key: str, add_contender: AddContender, k
     add_contender(f"{group}:1")
     page.goto(f"{LIST}?q={group}")
     chart = page.locator("#zklock-contention")
-    # Nobody has waited: there is nothing to draw.
+    # No contender has waited: there is nothing to draw.
     expect(page.get_by_role("row").filter(has_text=group)).to_have_count(1)
     expect(chart).to_be_hidden()
     add_contender(f"{group}:2")

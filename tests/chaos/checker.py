@@ -33,7 +33,7 @@ BRIEF = 1.0
 # Seconds after the end of a fault within which its effects are still explained by it. More than this is left between
 # the last fault of a season and the end of the calls.
 BELATED = 10.0
-# Whom a fault hits that every client notices.
+# The victims of a fault that every client notices.
 SERVERS = {"leader", "follower"}
 # How the name of a node shows its kind.
 KINDS = {"lock-": "exclusive", "__WRIT__": "write", "__READ__": "read", "lease-": "lease"}
@@ -43,7 +43,7 @@ KINDS = {"lock-": "exclusive", "__WRIT__": "write", "__READ__": "read", "lease-"
 class Hold:
     """A hold of one key; ``sure`` is the last moment at which it was certain.
 
-    ``process`` has the session, and its owner was done at ``over``: infinity if nobody has seen that.
+    ``process`` has the session, and its owner was done at ``over``: infinity if that was not seen.
     """
 
     began: float
@@ -113,7 +113,7 @@ class Checker:
         return sorted((found for rule in rules for found in rule()), key=lambda found: found.at)
 
     def _collect_holds(self) -> dict[str, list[Hold]]:
-        """Return by key, in the order of their beginning, when who certainly held."""
+        """Return by key, in the order of their beginning, the holds, and when each was certain."""
         sure: dict[str, float] = {}
         for row in self.rows:
             if row["what"] == "sure":
@@ -201,11 +201,11 @@ class Checker:
                     newest[generation, hold.kind] = hold
 
     def _queues(self) -> Iterator[Finding]:
-        """Who holds has a node, and none before it that it has to wait for.
+        """A holder has a node, and none before it that it has to wait for.
 
         A row ``queue`` has the nodes that were there after its time, at two servers at least: they were read after a
-        write. A node whose owner has released the lock stays until the server hears of it, and holds up everybody but
-        the next one of its session.
+        write. A node whose owner has released the lock stays until the server hears of it, and holds up every
+        contender but the next one of its session.
         """
         looks = self.by["queue"]
         times = [row["at"] for row in looks]
@@ -239,8 +239,8 @@ class Checker:
     def _coalesced(self) -> Iterator[Finding]:
         """A call that was skipped is followed by a run of its function, for a call that waited then.
 
-        If that one could not wait any longer, or was ended by force, nobody runs. A node of a process that has died, or
-        of a lost connection, counts as one that waits, until its session ends.
+        If that one could not wait any longer, or was ended by force, no call runs. A node of a process that has died,
+        or of a lost connection, counts as one that waits, until its session ends.
         """
         faults = self._disturbances()
         began = {row["call"]: row["at"] for row in self.by["begin"]}
@@ -324,7 +324,7 @@ class Checker:
         return call["timeout"] is not None and decided - call["at"] > call["timeout"] + away + LATE
 
     def _bodies(self) -> Iterator[Finding]:
-        """Who holds has run the body to its end and has not lost the lock, and who has not got it has not run."""
+        """A holder has run the body to its end and has not lost the lock, and a call without it has not run."""
         for row in self.by["begin"]:
             if row["call"] in self.calls and not row["tokens"]:
                 yield Finding("body", row["at"], f"{self.calls[row['call']]} has run without a lock")
@@ -335,7 +335,7 @@ class Checker:
                 yield Finding("body", done["at"], f"{self.calls[name]} ended as {done['outcome']}")
 
     def faults(self) -> list[tuple[str, float, float]]:
-        """Return of each fault whom it hit, and from when until when."""
+        """Return of each fault what it hit, and from when until when."""
         ends = {(row["fault"], row["began"]): row["at"] for row in self.by["mended"]}
         return [(row["victim"], row["at"], ends.get((row["fault"], row["at"]), math.inf)) for row in self.by["fault"]]
 

@@ -25,7 +25,7 @@ from .history import write
 
 # Seconds without new faults after each period with faults: many errors show only when there is time to settle.
 STORMY, CALM = 17.0, 8.0
-# So many faults of servers at a time: with more nobody would ever hold a lock.
+# So many faults of servers at a time: with more no client would ever hold a lock.
 SERVER_FAULTS = 2
 WAYS: tuple[Way, ...] = ("to", "from", "both")
 
@@ -54,7 +54,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A kind of fault: how often it comes beside the others, how long it lasts at most, whom it hits.
+    """A kind of fault: how often it comes beside the others, how long it lasts at most, what it hits.
 
     ``alone`` keeps every other fault of a server away meanwhile: what ZooKeeper itself does not survive beside it.
     """

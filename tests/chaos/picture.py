@@ -1,4 +1,4 @@
-"""The picture of a season: who held what, the sessions, and the faults, over time; and the report of a run."""
+"""The picture of a season: the holds of each key, the sessions, and the faults, over time; and the report of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from .checker import Checker, Finding
 from .history import Row
 
-# Colours that differ for those who see colours less, too.
+# Colours that differ for a colour-blind reader, too.
 COLOURS = {"exclusive": "#1f5fa8", "write": "#b1404a", "read": "#4f9d69", "lease": "#c58a1b"}
 FAULT, SUSPENDED, ENDED, WRONG = "#8a8f98", "#e0a030", "#c0392b", "#c0392b"
 # Inches for a row of the picture, and for a season of four minutes.

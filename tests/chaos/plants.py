@@ -115,7 +115,7 @@ def unnested(rows: list[Row]) -> bool:
 
 
 def unserved(rows: list[Row]) -> bool:
-    """Nobody runs for a call that was skipped."""
+    """No other call runs for a call that was skipped."""
     calls = {row["call"]: row for row in rows if row["what"] == "call"}
     for done in [row for row in rows if row["what"] == "done" and row["outcome"] == "skipped"]:
         call = calls[done["call"]]

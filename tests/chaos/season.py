@@ -29,11 +29,11 @@ from .nemesis import Kind, LinkFaults, Nemesis, ServerFaults, again, draw
 
 # What takes locks, by name.
 CLIENTS = {"threads": "threads", "asyncio": "asyncio", "gevent": "gevent", "forking": "forking", "more": "threads"}
-# Seconds without faults in which everybody is to hold again.
+# Seconds without faults in which every client is to hold again.
 PROBE = scaled(8)
 # Seconds for the nodes and watches of the last turns to go.
 CLEAN = scaled(60)
-# Seconds for an answer to who looks.
+# Seconds for an answer to a client that looks.
 ANSWER = scaled(3)
 # Seconds from one look at the queues to the next.
 LOOK = 0.5
@@ -48,7 +48,7 @@ AT_ITS_MOMENT = {"overlap", "limit", "token", "overtaken", "gone", "nested"}
 
 
 class Population(Protocol):
-    """Those who take locks in a season, and what can happen to them; what is wrong is returned as text."""
+    """The processes that take locks in a season, and what can happen to them; what is wrong is returned as text."""
 
     def start(self) -> None:
         """Begin to take locks."""
@@ -288,7 +288,7 @@ def _level(cluster: Cluster) -> None:
     """Let each server that has nodes which no other one has load the data of the others, as an operator has to.
 
     Some releases of ZooKeeper leave a server with what it has proposed as a leader without a quorum (ZOOKEEPER-4712 is
-    one cause). Who waits there, for a node that exists nowhere else, waits until this is done.
+    one cause). A contender that waits there, for a node that exists nowhere else, waits until this is done.
     """
     for _ in range(len(cluster.servers)):
         with _clients(cluster) as clients:

@@ -135,7 +135,7 @@ def test_limits__differ() -> None:
     ],
 )
 def test_overtaken(kind: str, before: list[str], wrong: bool) -> None:
-    """Nobody holds behind a node that excludes it, nor a lease behind as many as its limit."""
+    """No contender holds behind a node that excludes it, nor a lease behind as many as its limit."""
     others = [f"_c_{number}-{INFIXES[each]}{number:010}" for number, each in enumerate(before)]
     own = f"_c_a-{INFIXES[kind]}0000001000"
     rows = history(call("a", 10.0, kind=kind, limit=2 if kind == "lease" else None))
@@ -149,7 +149,7 @@ def test_overtaken(kind: str, before: list[str], wrong: bool) -> None:
     [(10.5, 2, ["gone"]), (10.5, 1, []), (10.05, 3, []), (11.05, 3, [])],
 )
 def test_gone(at: float, servers: int, wrong: list[str]) -> None:
-    """Who certainly holds from before a look until after it has a node in the queue of each key."""
+    """A contender that certainly holds from before a look until after it has a node in the queue of each key."""
     rows = history(call("a", 10.0, keys=["x0", "x1"]))
     look = queue(at, "x0", "_c_a-lock-0000001000") | {"servers": servers}
     assert rules([*rows, look]) == wrong
@@ -158,7 +158,7 @@ def test_gone(at: float, servers: int, wrong: list[str]) -> None:
 
 
 def test_overtaken__several_keys() -> None:
-    """Who holds several locks is not behind anybody in one of their queues."""
+    """A holder of several locks is behind no contender in any of their queues."""
     rows = history(call("a", 10.0, keys=["x0", "x1"]))
     rows.append(queue(10.5, "x1", "_c_b-lock-0000000006", "_c_a-lock-0000000007"))
     rows[-1]["queues"]["x0"] = ["_c_a-lock-0000001000"]
@@ -222,7 +222,7 @@ def test_coalesced__called_later() -> None:
 
 @pytest.mark.parametrize(("outcome", "wrong"), [("ZooKeeperUnavailable", []), ("LockLost", []), ("skipped", True)])
 def test_coalesced__for_one_that_gave_up(outcome: str, wrong: object) -> None:
-    """Nobody runs for a call that was skipped for one that could not wait any longer, or whose node was left."""
+    """No call runs for a call that was skipped for one that could not wait any longer, or whose node was left."""
 
     def without_run(*args: Any, **facts: Any) -> list[Row]:
         return [row for row in call(*args, **facts) if row["what"] in {"call", "done"}]
@@ -370,12 +370,12 @@ def test_lost__for_nothing_with_a_short_timeout() -> None:
 
 @pytest.mark.parametrize(("do", "outcome"), [("with", "LockTimeout"), ("try", "taken"), ("rebuild", "skipped")])
 def test_outcome__of_a_body_that_ran(do: str, outcome: str) -> None:
-    """Who has not got the lock has not run the body."""
+    """A call that has not got the lock has not run the body."""
     assert rules(history(call("a", 10.0, do=do, keys=["c0"], timeout=0.0, outcome=outcome))) == ["body"]
 
 
 def test_outcome__of_a_try() -> None:
-    """Who only tries is told that the lock is taken, by no error."""
+    """A call that only tries is told that the lock is taken, by no error."""
     tried = call("a", 10.0, do="try", timeout=0.0, outcome="LockTimeout")
     assert rules(history([row for row in tried if row["what"] in {"call", "done"}])) == ["outcome"]
 
@@ -407,7 +407,7 @@ def test_lost__on_a_busy_machine() -> None:
 
 
 def test_outcome__held_for_nothing() -> None:
-    """Who has held has run the body to its end, and has not lost the lock."""
+    """A call that has held has run the body to its end, and has not lost the lock."""
     rows = history(call("a", 10.0))
     assert rules([row for row in rows if row["what"] not in {"begin", "end"}]) == ["body"]
     assert rules([row | {"lost": True} if row["what"] == "end" else row for row in rows]) == ["body"]

@@ -21,7 +21,7 @@ from tests.chaos.clients import uncaught
     ],
 )
 def test_uncaught(program: str, found: str) -> None:
-    """An error that nothing catches is found, whoever meets it, and a log record is none."""
+    """An error that nothing catches is found, wherever it is raised, and a log record is none."""
     command = [sys.executable, "-X", "faulthandler", "-c", program]
     log = subprocess.run(command, capture_output=True, check=False).stderr
     assert uncaught(log)[:1] == [line for line in log.decode().splitlines() if found and line.startswith(found)][:1]

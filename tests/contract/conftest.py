@@ -34,14 +34,14 @@ def kind_of_server(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def own_server(kind_of_server: str) -> Iterator[Server]:
-    """Return a server that nobody else talks to, and that leaves empty queues alone."""
+    """Return a server that no other test talks to, and that leaves empty queues alone."""
     with KINDS[kind_of_server]() as server:
         yield server
 
 
 @pytest.fixture(params=["one session", "many sessions", "full sessions"])
 def contenders(request: pytest.FixtureRequest, observer: Observer, make_pool: MakePool) -> Contenders:
-    """Return a queue whose people share a session, as threads of a process do, and two where each has its own.
+    """Return a queue whose contenders share a session, as threads of a process do, and two where each has its own.
 
     The last one is of one process, where each session has room for one contender.
     """

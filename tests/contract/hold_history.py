@@ -15,7 +15,7 @@ SHARED = {"read", "lease"}
 
 @dataclass
 class Hold:
-    """One hold of a lock. The moments are numbers of one clock that ticks with every one that anybody asks for.
+    """One hold of a lock. The moments are numbers of one clock that ticks with every one that is asked for.
 
     ``invoked`` is before the acquisition was asked for, ``granted`` after it was there, ``released`` before the release
     was asked for. So it was really held at least from ``granted`` to ``released``.
@@ -70,7 +70,7 @@ def _check_queue(key: str, holds: list[Hold]) -> None:
     for place, later in enumerate(ordered):
         before = ordered[:place]
         for earlier in before:
-            # Who had it before the other asked has the lower token.
+            # The hold that was granted before the other was asked for has the lower token.
             assert earlier.invoked < later.granted, f"{key}: {later}, but {earlier}"
         # Whether they hold already or still wait: by its token it stands behind them.
         ahead = [earlier for earlier in before if later.granted < earlier.released]

@@ -1,4 +1,4 @@
-"""People who take locks with other recipes: Apache Curator's, in Java, and kazoo's."""
+"""Contenders that take locks with other recipes: Apache Curator's, in Java, and kazoo's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CURATOR_LABELS = {"mutex": "lock-", "write": "__WRIT__", "read": "__READ__"}
 
 
 class Other(ABC):
-    """Somebody with a lock that is none of ours, of one kind, at one path."""
+    """A contender with a lock that is none of ours, of one kind, at one path."""
 
     @abstractmethod
     def start(self) -> None:
@@ -122,7 +122,7 @@ def kazoo_lock(client: KazooClient, kind: str, path: str) -> Lock:
 
 
 def visible_kazoo_lock(client: KazooClient, kind: str, path: str) -> Lock:
-    """Return one that Curator sees too: kazoo lets nobody choose the name of its node, but one can."""
+    """Return one that Curator sees too: kazoo has no option for the name of its node, but the name can be set."""
     lock = kazoo_lock(client, kind, path)
     lock.prefix = f"_c_{uuid.uuid4()}-{CURATOR_LABELS[kind]}"
     lock.create_path = f"{path}/{lock.prefix}"

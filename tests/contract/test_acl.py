@@ -1,4 +1,4 @@
-"""Who may do what to a node, as the server tells it and as the setting has it."""
+"""What each client may do to a node, as the server tells it and as the setting has it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_acl_of(pool: Pool, kazoo_client: KazooClient, root: str) -> None:
     kazoo_client.create(root, acl=parse_acl(["world:anyone:r", "ip:10.0.0.1:cd", "digest:shop:hash:cdrwa"]))
     session = pool.session(root)
     entries = scripts.run(session, partial(ask, session, root), action="tell", timeout=10)
-    # Nobody but the owner learns the hash.
+    # No client but the owner learns the hash.
     assert entries == ["world:anyone:r", "ip:10.0.0.1:cd", "digest:shop:x:cdrwa"]
 
 

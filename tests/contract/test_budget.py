@@ -190,7 +190,7 @@ def test_several_keys(small: Pool, observer: Observer, root: str) -> None:
         nodes = [f"{root}/{key}/{observer.children(f'{root}/{key}')[0]}" for key in keys]
         assert {observer.client.exists(node).ephemeralOwner for node in nodes} == {small.sessions()[1].id}
         assert used(small) == [size_of(root, "k0"), len(keys) * size_of(root, "k0")]
-        # Nobody joins it there.
+        # No contender joins it there.
         single = Lock(["a0", "a1", "a2"], small).acquire(timeout=120)
         assert owners(observer, [single]) == [small.sessions()[2].id]
         held.check()
@@ -241,12 +241,12 @@ def test_session_ended(make_pool: MakePool, observer: Observer) -> None:
     waiter.result().release()
 
 
-# Those who leave.
+# Contenders that leave.
 
 
 @pytest.fixture
 def halted(small: Pool) -> Iterator[threading.RLock]:
-    """Fill the home, and halt whoever moves on from it until the end of the test, or until it is released."""
+    """Fill the home, and halt contenders that move on from it until the end of the test, or until it is released."""
     take(small, ROOM)
     lock = small._of_this_process().overflow_guard
     lock.acquire()
@@ -311,7 +311,7 @@ def test_close__on_the_way(small: Pool, halted: threading.RLock, observer: Obser
 
 @pytest.mark.shows("faults#a-process-has-thousands-of-locks")
 def test_close(small: Pool, observer: Observer, root: str) -> None:
-    """Closing the pool frees the locks of all sessions at once, and those who wait fail."""
+    """Closing the pool frees the locks of all sessions at once, and the waiters fail."""
     held = take(small, 3 * ROOM)
     waiter = waiting_in(Lock("k0", small))
     observer.wait_count(f"{root}/k0", 2)
@@ -330,7 +330,7 @@ def test_close(small: Pool, observer: Observer, root: str) -> None:
 def test_idle__overflow_session_ends(
     small: Pool, observer: Observer, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A further session ends when nobody has used it for a while, its home does not; the next ones begin another."""
+    """A further session ends when it was not used for a while, its home does not; the next ones begin another."""
     monkeypatch.setattr(pool_module, "IDLE_TIMEOUT", 0.3)
     home = take(small, ROOM)
     for _ in range(2):

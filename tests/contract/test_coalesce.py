@@ -55,7 +55,7 @@ def waiting(lock: Lock) -> Runner:
     ids=["exclusive", "write", "1", "3"],
 )
 def test_queue__one_waits(make_pool: MakePool, observer: Observer, rule: Rule, room: int) -> None:
-    """As many hold as may, one waits, and the others are told who holds and leave no node."""
+    """As many calls hold as may, one waits, and the others are told the holder and leave no node."""
     holding = [coalescing(make_pool(), rule).acquire(timeout=60) for _ in range(room)]
     second = waiting(coalescing(make_pool(), rule))
     path = holding[0].lock.paths[0]
@@ -69,7 +69,7 @@ def test_queue__one_waits(make_pool: MakePool, observer: Observer, rule: Rule, r
     assert second.running
     holding.pop().release()
     later = second.result()
-    # Now it holds, and there is room for one who waits.
+    # Now it holds, and there is room for one that waits.
     another = waiting(coalescing(make_pool(), rule))
     observer.wait_count(path, room + 1)
     later.release()
@@ -137,7 +137,7 @@ def test_queue__own_earlier_delivery(make_pool: MakePool, observer: Observer) ->
 
 
 def test_queue__others_who_wait_are_of_another_kind(make_pool: MakePool, observer: Observer) -> None:
-    """Only who wants the same counts: a reader waits although a writer does, and one more reader does not."""
+    """Only a waiter of the same kind counts: a reader waits although a writer does, and one more reader does not."""
     with coalescing(make_pool()).acquire(timeout=60) as held:
         writer = waiting(coalescing(make_pool(), WRITE))
         observer.wait_count(held.lock.paths[0], 2)
@@ -155,7 +155,7 @@ def test_queue__others_who_wait_are_of_another_kind(make_pool: MakePool, observe
 def test_queue__who_waits_is_gone_meanwhile(
     server: Server, make_pool: MakePool, observer: Observer, rule: Rule, room: int, event: str
 ) -> None:
-    """Who is about to leave stays if the one that waited does no more: it runs, too early for both, or never will."""
+    """A call about to leave stays if the one that waited does no more: it runs, too early for both, or never will."""
     with Proxy(server.address) as proxy:
         holding = [coalescing(make_pool(), rule).acquire(timeout=60) for _ in range(room)]
         path = holding[0].lock.paths[0]
@@ -193,7 +193,7 @@ def test_queue__who_waits_is_gone_meanwhile(
 
 
 def test_queue__reply_lost(server: Server, make_pool: MakePool, observer: Observer) -> None:
-    """If nobody knows whether it has left, it looks again, and leaves no node."""
+    """If it is not known whether a call has left, the call looks again, and leaves no node."""
     with Proxy(server.address) as proxy:
         first, second = coalescing(make_pool()).acquire(timeout=60), waiting(coalescing(make_pool()))
         path = first.lock.paths[0]
@@ -221,7 +221,7 @@ def test_queue__reply_lost(server: Server, make_pool: MakePool, observer: Observ
 
 
 def test_queue__may_not_ask(make_pool: MakePool, kazoo_client: KazooClient, observer: Observer) -> None:
-    """If the server does not say whether a node is there, nobody can say who waits."""
+    """If the server does not say whether a node is there, it cannot be said which calls wait."""
     with Lock("k", make_pool()).acquire(timeout=60) as held:
         path = held.lock.paths[0]
         kazoo_client.set_acls(held.node, [make_acl("world", "anyone", delete=True)])
@@ -234,7 +234,7 @@ def test_queue__may_not_ask(make_pool: MakePool, kazoo_client: KazooClient, obse
 
 
 def test_several_keys__refused(make_pool: MakePool) -> None:
-    """Of several keys nobody could say who waits for which."""
+    """Of several keys it could not be said which call waits for which."""
     with pytest.raises(TypeError, match="for one key only, got a, b"):
         Lock(["a", "b"], make_pool(), coalesces="work")
     with pytest.raises(TypeError, match="for one key"):
@@ -273,7 +273,7 @@ def test_call__rest_skips(
     recorder: Recorder,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The first call waits for who holds, and the others skip, say why, send the signal, and log no warning."""
+    """The first call waits for the holder, and the others skip, say why, send the signal, and log no warning."""
     caplog.set_level(logging.INFO, "django_zklock.locked_call")
     held = other_client.take("k")
     work = make(lambda: "done")
@@ -293,7 +293,7 @@ def test_call__rest_skips(
 def test_call__times_out(
     make: Callable[..., Callable[..., Any]], other_client: OtherClient, ensemble: Ensemble
 ) -> None:
-    """Who has waited in vain has nobody to run for it, and is told so."""
+    """A call that has waited in vain has no other call to run for it, and is told so."""
     other_client.take("k")
     with pytest.raises(LockTimeout):
         make(lambda: "done", timeout=0.5)()

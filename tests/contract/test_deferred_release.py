@@ -317,7 +317,7 @@ def test_inside_of_a_thread_that_holds(lock: Lock) -> None:
 
 
 def test_in_the_thread_that_waits(lock: Lock, observer: Observer) -> None:
-    """Code that `async_to_sync` runs in the waiting thread, and that nobody awaits any more, keeps the lock."""
+    """Code that `async_to_sync` runs in the waiting thread, and that nothing awaits any more, keeps the lock."""
     work = Work()
     seen: list[bool] = []
 
@@ -865,7 +865,7 @@ def test_cannot_be_known(lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_nothing_goes_on(lock: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the end of a block whose context nobody has a copy of, no thread is looked at."""
+    """At the end of a block whose context has no copy, no thread is looked at."""
     monkeypatch.setattr(jobs, "started_in", pytest.fail)
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Sessions that end, operators who tidy up, links that break."""
+"""Sessions that end, nodes that operators delete, links that break."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_session_ended__waiting(pool: Pool, make_pool: MakePool, observer: Obser
 
 @pytest.mark.shows("guarantees#first-come-first-served")
 def test_session__kept_while_waiting(make_pool: MakePool, observer: Observer) -> None:
-    """Whoever waits for longer than the session timeout keeps session and place."""
+    """A contender that waits for longer than the session timeout keeps session and place."""
     # So long that a pause of a busy machine does not end it.
     pool = make_pool(session_timeout=4.0)
     timeout = pool.options.connection.session_timeout
@@ -161,7 +161,7 @@ def test_node_deleted__waiting(pool: Pool, make_pool: MakePool, observer: Observ
 
 
 def test_node_changed__waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
-    """Data that somebody writes into the nodes of a queue disturbs nobody, whatever it is."""
+    """Data that another client writes into the nodes of a queue disturbs no contender, whatever it is."""
     lock = Lock("k", pool)
     held = Lock("k", make_pool()).acquire()
     waiter = waiting_in(lock)
@@ -198,7 +198,7 @@ def test_parent_deleted__waiting(make_pool: MakePool, observer: Observer) -> Non
 
 
 def test_parent_deleted__next_in_queue(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
-    """Who hears first that nobody is left before it, and then that its own node went too, holds and knows the loss."""
+    """A waiter that hears first that no node is left before it, then that its own is gone, holds and knows the loss."""
     lock = Lock("k", pool)
     held = Lock("k", make_pool()).acquire()
     waiter = waiting_in(lock)
@@ -214,7 +214,7 @@ def test_parent_deleted__next_in_queue(pool: Pool, make_pool: MakePool, observer
 
 
 def delete_queue(observer: Observer, lock: Lock, names: Iterable[str]) -> None:
-    """Delete the nodes in that order, and their parent, in one transaction: those who wait come back that fast."""
+    """Delete the nodes in that order, and their parent, in one transaction: the waiters come back that fast."""
     everything = observer.client.transaction()
     for name in names:
         everything.delete(f"{lock.paths[0]}/{name}")
@@ -260,7 +260,7 @@ def test_create_reply__lost(proxy: Proxy, make_pool: MakePool, observer: Observe
 
 @pytest.mark.shows("guarantees#no-way-out-leaves-a-node")
 def test_create__given_up_while_cut(proxy: Proxy, make_pool: MakePool, observer: Observer) -> None:
-    """A wait that is given up while nobody knows whether its node exists leaves none."""
+    """A wait that is given up while it is not known whether its node exists leaves none."""
     pool = make_pool(proxy.hosts, session_timeout=LONG_SESSION)
     lock = Lock("k", pool)
     # A parent that is not reaped while the queue is empty.

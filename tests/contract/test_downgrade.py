@@ -216,7 +216,7 @@ def test_downgrade__try(java: Downgrading, pool: Pool) -> None:
 
 @pytest.mark.parametrize("again", [1, 3])
 def test_downgrade__shown(java: Downgrading, contenders: Contenders, pool: Pool, again: int) -> None:
-    """The queue is shown in its order: the writer, the reader that it is too, and who waits; both of Java's hold."""
+    """The queue is shown in its order: the writer, the reader that it is too, and the waiters; both of Java's hold."""
     java.write()
     waiters = contenders.join_all(*itertools.repeat(EXCLUSIVE, again))
     java.read()

@@ -312,7 +312,7 @@ def test_every_instant__until_the_commit(pool: Pool, make_pool: MakePool) -> Non
 
 @by_instant
 def test_every_instant__in_a_job(pool: Pool, make_pool: MakePool) -> None:
-    """The same in a job of an executor, where it takes longer to find out who asks.
+    """The same in a job of an executor, where it takes longer to find out which owner asks.
 
     The rest, which is the same for every owner, is interrupted everywhere in the first test.
     """
@@ -657,7 +657,7 @@ def test_every_instant__first_use(make_pool: MakePool) -> None:
     def check() -> None:
         assert held_stack() == []
         probe(pools[0], other, "k")
-        # No session that nobody closes was begun.
+        # No session that is never closed was begun.
         wait_until(lambda: len(connections()) == before + len(pools[0].sessions()), LONG)
 
     other.session("/")

@@ -132,7 +132,7 @@ def waiting(server: ZooKeeperServer, lock: Lock, count: int) -> Runner:
 
 
 def test_waiter__without_a_lease(make_pool: MakePool, observer: Observer) -> None:
-    """Who has waited for longer than its lease is granted the lock all the same, and with a lease."""
+    """A contender that has waited for longer than its lease is granted the lock all the same, and with a lease."""
     timeout = 4.0
     first, second = (Lock("k", make_pool(session_timeout=timeout)).acquire for _ in range(2))
     held = first(5)

@@ -26,7 +26,7 @@ THREADS = TASKS = 4
 ROUNDS = 40
 CUTS = 5
 KEYS = ["a", "b", "c"]
-# No place in the queue within the time that somebody had: not in it yet, or not to its end.
+# No place in the queue within the time that a worker had: not in it yet, or not to its end.
 GIVEN_UP = (LockTimeout, ZooKeeperUnavailable)
 # What those of a workload ask for, and how many of them have to be seen inside at once, or it has shown nothing.
 WORKLOADS: dict[str, tuple[Sequence[Rule], int, int]] = {
@@ -55,7 +55,7 @@ def proxy(server: Server) -> Iterator[Proxy]:
 
 
 class Worker:
-    """Somebody who takes locks at random, one after the other."""
+    """A thread or a task that takes locks at random, one after the other."""
 
     def __init__(self, history: History, pool: Pool, seed: str, rules: Sequence[Rule], most_keys: int) -> None:
         self._history = history
@@ -117,7 +117,7 @@ def test_history(
     keys: int,
     together: int,
 ) -> None:
-    """The order of the tokens explains who has held what when, over connections that break."""
+    """The order of the tokens explains which worker has held what when, over connections that break."""
     history, pools = History(), [make_pool(size=2), make_pool(proxy.hosts)]
     workers = [Worker(history, pools[number % 2], f"{seed} {number}", rules, keys) for number in range(THREADS + TASKS)]
     running = [Runner(worker.work) for worker in workers[:THREADS]]

@@ -162,7 +162,7 @@ def test_kinds__cancelled(pool: Pool, make_pool: MakePool, observer: Observer, k
 
 
 def test_read__waits_for_the_last_writer(contenders: Contenders) -> None:
-    """The queue is fair: a reader behind a waiting writer waits, although it could join those who read."""
+    """The queue is fair: a reader behind a waiting writer waits, although it could join those that read."""
     r1, r2, w1, r3, r4, w2, r5 = contenders.join_all(READ, READ, WRITE, READ, READ, WRITE, READ)
     contenders.expect(r1, r2)
     r2.leave()
@@ -217,7 +217,7 @@ def test_write__token_grows(make_pool: MakePool) -> None:
 
 @pytest.mark.parametrize("place", range(3))
 def test_semaphore__place_given_back(contenders: Contenders, place: int) -> None:
-    """Whichever of the holders lets go, the first in the queue comes in, and nobody else."""
+    """Whichever of the holders lets go, the first in the queue comes in, and no other contender."""
     holders = contenders.join_all(*[semaphore(3)] * 3)
     waiters = contenders.join_all(*[semaphore(3)] * 3)
     contenders.expect(*holders)
@@ -244,7 +244,7 @@ def test_semaphore__order_of_waiting(contenders: Contenders) -> None:
 
 @pytest.mark.shows("faults#a-waiter-dies-when-it-is-its-turn")
 def test_semaphore__several_places_at_once(make_pool: MakePool, observer: Observer) -> None:
-    """When a process that holds several leases ends, as many of those who wait come in."""
+    """When a process that holds several leases ends, as many of the waiters come in."""
     contenders = Contenders(observer, make_pool)
     gone = make_pool()
     for _ in range(3):
@@ -257,7 +257,7 @@ def test_semaphore__several_places_at_once(make_pool: MakePool, observer: Observ
 
 
 def test_semaphore__waiter_gives_up(contenders: Contenders) -> None:
-    """Who gives up in the middle of the queue keeps nobody behind it from coming in."""
+    """A waiter that gives up in the middle of the queue keeps no contender behind it from coming in."""
     holders = contenders.join_all(*[semaphore(2)] * 2)
     middle = contenders.join_for_a_while(semaphore(2))
     waiters = contenders.join_all(*[semaphore(2)] * 2)
@@ -275,7 +275,7 @@ def test_semaphore__waiter_gives_up(contenders: Contenders) -> None:
 @pytest.mark.parametrize(
     ("limits", "goes", "inside"),
     [
-        # Each line: the limits as people have them in the order of the queue; who lets go; who holds then.
+        # Each line: the limits of the contenders in the order of the queue; which ones let go; which ones hold then.
         ([2, 2, 1], [0, 1], [2]),
         ([1, 3, 1], [0], [1]),
         ([1, 3, 1], [0, 1], [2]),
@@ -288,7 +288,7 @@ def test_semaphore__waiter_gives_up(contenders: Contenders) -> None:
         ([3, 3, 3, 1, 3], [0, 1], [2]),
         ([3, 3, 3, 1, 3], [0, 1, 2], [3]),
         ([4, 4, 4, 4, 1, 4], [0, 1, 2, 3, 4], [5]),
-        # Who holds keeps its limit, whatever those behind it allow.
+        # A holder keeps its limit, whatever those behind it allow.
         ([1, 5, 5, 5], [], [0]),
         ([2, 9, 9, 9, 9], [], [0, 1]),
         ([2, 9, 9, 9, 9], [1], [0, 2]),
@@ -304,7 +304,7 @@ def test_semaphore__waiter_gives_up(contenders: Contenders) -> None:
 def test_semaphore__limits_differ(
     contenders: Contenders, limits: list[int], goes: list[int], inside: list[int]
 ) -> None:
-    """A holder is one of no more than its limit; those who wait come in by turns as soon as all limits allow it."""
+    """A holder is one of no more than its limit; the waiters come in by turns as soon as all limits allow it."""
     joined = contenders.join_all(*map(semaphore, limits))
     for number in goes:
         joined[number].leave()

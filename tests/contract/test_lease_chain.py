@@ -1,4 +1,4 @@
-"""Semaphores: who comes in tells the one behind it, and what if that goes wrong."""
+"""Semaphores: a contender that comes in tells the one behind it, and what if that goes wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def proxy(server: Server) -> Iterator[Proxy]:
 
 @pytest.fixture
 def contenders(observer: Observer, make_pool: MakePool) -> Contenders:
-    """Return a queue in which everybody has a session of its own."""
+    """Return a queue in which each contender has a session of its own."""
     return Contenders(observer, make_pool)
 
 
@@ -44,7 +44,7 @@ def disturbed(make_pool: MakePool, proxy: Proxy) -> Pool:
 
 @pytest.mark.shows("faults#a-waiter-dies-when-it-is-its-turn")
 def test_notified__before_the_next_watches(contenders: Contenders, disturbed: Pool, proxy: Proxy) -> None:
-    """Who comes in may say so before the one behind it, which has seen it wait, begins to watch."""
+    """A contender that comes in may say so before the one behind it, which has seen it wait, begins to watch."""
     a, b, notified = contenders.join_all(TWO, TWO, TWO)
     proxy.pause(DOWN)
     late = contenders.join(TWO, disturbed)
@@ -61,7 +61,7 @@ def test_notified__before_the_next_watches(contenders: Contenders, disturbed: Po
 
 
 def test_notified__found_free_after_a_reconnect(contenders: Contenders, disturbed: Pool, proxy: Proxy) -> None:
-    """Who was to wait, and learns after a reconnect that it need not, says so too."""
+    """A contender that was to wait, and learns after a reconnect that it need not, says so too."""
     a, b = contenders.join_all(TWO, TWO)
     proxy.pause(DOWN)
     found = contenders.join(TWO, disturbed)

@@ -278,7 +278,7 @@ def test_pool__used_again_after_close(make_pool: MakePool, observer: Observer) -
 
 
 def test_pool__closed_while_waiting(pool: Pool, make_pool: MakePool) -> None:
-    """Whoever waits through a pool that is closed hears of it at once, and never hangs."""
+    """A caller that waits through a pool that is closed hears of it at once, and never hangs."""
     with Lock("k", make_pool()):
         waiting = Runner(lambda: Lock("k", pool).acquire())
         wait_until(lambda: pool.sessions() and pool.sessions()[0].listeners)

@@ -55,7 +55,7 @@ def held_here() -> Held:
 
 
 class Room:
-    """A body that counts who is inside, and keeps them there until told."""
+    """A body that counts the calls inside, and keeps them there until told."""
 
     def __init__(self) -> None:
         self.inside = 0
@@ -156,7 +156,7 @@ def test_locked__the_same_key_twice(make: Make, key: object) -> None:
 def test_locked__several_keys_skip(
     make: Make, other_client: OtherClient, recorder: Recorder, ensemble: Ensemble
 ) -> None:
-    """A skipped call of several keys names them all, and who holds the one that was taken."""
+    """A skipped call of several keys names them all, and the holder of the one that was taken."""
     other_client.take("account:2")
     work = make(KEYS["templates"], lambda: pytest.fail("it has run"), on_conflict="skip")
     result = work()
@@ -243,7 +243,7 @@ def test_broken__within_a_heartbeat(
 
 
 def test_broken__one_of_several_leases(ensemble: Ensemble) -> None:
-    """A lease that is broken is one holder's loss, and a place for somebody else."""
+    """A lease that is broken is one holder's loss, and a place for another contender."""
     lock = zk_lock("k", limit=2, reentrant=False)
     broken, kept = lock.acquire(), lock.acquire()
     waiting = Runner(lock.acquire)

@@ -1,4 +1,4 @@
-"""What becomes of a hold that is lost: it is nobody's, unless a block of it is still open."""
+"""What becomes of a hold that is lost: it has no owner, unless a block of it is still open."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_forgotten(
     reentrant: bool,
     again: Callable[[Lock], Held | None],
 ) -> None:
-    """Who has lost a lock and did not release it takes it anew, with one warning; the lost hold stays lost."""
+    """A caller that has lost a lock and not released it takes it anew, with one warning; the lost hold stays lost."""
     lock, other = Lock("k", pool, reentrant=reentrant, timeout=LONG), Lock("k", make_pool())
     lost = lock.acquire(timeout=LONG)
     lose(lost)
@@ -305,7 +305,7 @@ def test_block(
     reentrant: bool,
     block: Callable[[Lock], contextlib.AbstractContextManager[Held]],
 ) -> None:
-    """Inside of a block whose lock is lost nobody takes it, nested or anew; after the block it is free to take."""
+    """Inside of a block whose lock is lost no code takes it, nested or anew; after the block it is free to take."""
     lock = Lock("k", pool)
     with contextlib.suppress(LockLost), block(lock) as lost:
         lose(lost)
@@ -445,7 +445,7 @@ def test_break__own_waiter(make_pool: MakePool, observer: Observer) -> None:
 
 
 def test_break__then_try_at_once(make_pool: MakePool) -> None:
-    """Who breaks its own lock can try for it at once, and has it."""
+    """A caller that breaks its own lock can try for it at once, and has it."""
     pool = make_pool()
     lock = Lock("k", pool, reentrant=False)
     for _ in range(20):

@@ -43,7 +43,7 @@ async def in_task(lock: Lock, *, wait: bool) -> Held | None:
 
 @pytest.mark.parametrize(("outer", "inner"), ALLOWED)
 def test_reentrant(pool: Pool, observer: Observer, outer: str, inner: str) -> None:
-    """Who holds at least as much shares its node, whatever is asked for, and the node goes with the last release."""
+    """A holder of at least as much shares its node, whatever is asked for, and the node goes with the last release."""
     lock, again = Lock("k", pool, rule=RULES[outer]), Lock("k", pool, rule=RULES[inner])
     first = lock.acquire(timeout=60)
     for second in (again.acquire(timeout=60), again.try_acquire()):
@@ -87,7 +87,7 @@ def test_reentrant__task(pool: Pool, observer: Observer, outer: str, inner: str)
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize(("outer", "inner"), REFUSED)
 def test_reentrant__stronger_inside(pool: Pool, observer: Observer, outer: str, inner: str, wait: bool) -> None:
-    """Who holds less would wait for itself: that is refused at once, a try too, and it goes on holding."""
+    """A holder of less would wait for itself: that is refused at once, a try too, and it goes on holding."""
     lock, stronger = Lock("k", pool, rule=RULES[outer]), Lock("k", pool, rule=RULES[inner])
     message = f"held by this very thread or task as {RULES[outer]}, and cannot be taken as {RULES[inner]} inside"
     with lock as held:
@@ -142,7 +142,7 @@ def test_reentrant__writer_waits_for_the_reader_inside(pool: Pool, make_pool: Ma
 
 
 def test_reentrant__lost(pool: Pool, observer: Observer) -> None:
-    """Into a lock that is lost nobody nests, for that would be to share what one has not."""
+    """No hold is nested in a lock that is lost, for that would be to share what is not held."""
     lock = Lock("k", pool, rule=RULES["write"])
     with pytest.raises(LockLost), lock as held:  # noqa: PT012
         observer.end_session(pool)
@@ -207,7 +207,7 @@ def test_not_reentrant__limits_differ(pool: Pool, outer: int, inner: int) -> Non
 
 @pytest.mark.usefixtures("unhurried")
 def test_not_reentrant__leases_of_others(pool: Pool, make_pool: MakePool) -> None:
-    """Whether it is others who hold the rest is no reason to refuse: those will let go."""
+    """That other owners hold the rest is no reason to refuse: those will let go."""
     lock = Lock("k", pool, rule=semaphore(2), reentrant=False)
     other = Runner(lambda: Lock("k", make_pool(), rule=semaphore(2)).acquire(timeout=60)).result()
     with lock:
@@ -234,7 +234,7 @@ def test_not_reentrant__lease_inside(pool: Pool, kind: str) -> None:
 
 
 def test_several__one_of_them_inside(pool: Pool, observer: Observer) -> None:
-    """Who holds several keys may take each of them, and any of them together, in any order."""
+    """A holder of several keys may take each of them, and any of them together, in any order."""
     lock = Lock(["a", "b", "c"], pool)
     outer = lock.acquire(timeout=60)
     for keys in ("a", "b", ["c"], ["c", "a"], ["b", "c", "a"]):
@@ -264,7 +264,7 @@ def test_several__one_of_them_inside(pool: Pool, observer: Observer) -> None:
 def test_several__some_held_already(
     pool: Pool, observer: Observer, held: list[list[str]], wanted: list[str], message: str, wait: bool
 ) -> None:
-    """Who holds some of the keys is refused the others with them: two who do that could wait for each other."""
+    """A holder of some of the keys is refused the others with them: two that do that could wait for each other."""
     lock = Lock(wanted, pool)
     for keys in held:
         Lock(keys, pool).acquire(timeout=60)
@@ -290,7 +290,7 @@ def test_several__not_reentrant(pool: Pool) -> None:
         assert lock.try_acquire() is None
 
 
-# Who nests.
+# Which code nests.
 
 
 @pytest.mark.parametrize("kind", RULES)

@@ -41,7 +41,7 @@ IDS = [f"{theirs}-{ours.kind.value}" for theirs, ours, _ in PAIRS]
 
 @pytest.fixture(params=[pytest.param("curator", marks=pytest.mark.once), "kazoo"])
 def join(request: pytest.FixtureRequest, server: Server, pool: Pool) -> Iterator[Join]:
-    """Return a function that makes people of another recipe, each with a session of its own, at the queue of ``k``."""
+    """Return what makes contenders of another recipe, each with a session of its own, at the queue of ``k``."""
     others: list[Other] = []
 
     def make(kind: str) -> Other:
@@ -115,7 +115,7 @@ def test_they_came_first(join: Join, pool: Pool, observer: Observer, theirs: str
     waiting.result().release(wait=True)
 
 
-# Who keeps out whom, as the documents have it.
+# Which lock keeps out which, as the documents have it.
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "interoperate.md"
 CURATOR_RECIPES = {
@@ -223,7 +223,7 @@ def test_page__path() -> None:
 @pytest.mark.shows("interoperate#what-is-tested")
 @pytest.mark.once
 def test_multi_lock__each_waits_for_the_other(curator: Curator, server: Server, pool: Pool, observer: Observer) -> None:
-    """Who takes locks one after the other, as InterProcessMultiLock does, can wait for us while we wait for it."""
+    """A client that takes locks one by one, as InterProcessMultiLock does, can wait for us while we wait for it."""
     client = curator.connect(server.hosts)
     assert client.ask(f"acquire mutex {pool.path('a')}") == "acquired"
     both = waiting_in(Lock(["a", "b"], pool))
@@ -270,7 +270,7 @@ def test_fair__their_reader(join: Join, pool: Pool, observer: Observer) -> None:
 
 
 def test_their_session_ends(join: Join, pool: Pool, observer: Observer) -> None:
-    """Who ends without a word leaves the lock to us, and to whoever waits behind us."""
+    """A client that ends without a word leaves the lock to us, and to the contender that waits behind us."""
     writer, reader = join("write"), join("read")
     writer.acquire()
     ours = waiting_in(Lock("k", pool, rule=WRITE))

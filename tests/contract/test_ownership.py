@@ -1,4 +1,4 @@
-"""Who owns a hold: for each pair of places, taken in one and asked for in the other, what happens.
+"""The owner of a hold: for each pair of places, taken in one and asked for in the other, what happens.
 
 The table of docs/explanation/ownership.md names these tests.
 """
@@ -50,7 +50,7 @@ sensitive = pytest.mark.parametrize("sensitive", [True, False], ids=["thread-sen
 
 
 def ask(lock: Lock) -> str:
-    """Say what comes of asking for ``lock`` in plain code: that of a nested hold, or of somebody else."""
+    """Say what comes of asking for ``lock`` in plain code: that of a nested hold, or of another owner."""
     outer = current("k")
     held = lock.try_acquire()
     if held is None:
@@ -308,7 +308,7 @@ def test_task__same_key_twice_in_gather(lock: Lock, make_pool: MakePool) -> None
 
 
 def test_task__again_after_giving_up(lock: Lock, make_pool: MakePool) -> None:
-    """An acquisition that has ended, by whatever end, is in nobody's way."""
+    """An acquisition that has ended, by whatever end, is in the way of no other."""
     holder = Runner(Lock(lock.key, make_pool()).acquire).result()
 
     async def main() -> None:
@@ -614,7 +614,7 @@ def test_thread__equal_to_another(lock: Lock) -> None:
 
 @pytest.mark.shows("faults#many-tasks-share-a-thread")
 def test_sync_to_async__three_tasks_in_one_thread(lock: Lock) -> None:
-    """Of tasks that share asgiref's thread one holds; who would block that thread by waiting for it is refused."""
+    """Of tasks that share asgiref's thread one holds; each that would block that thread by waiting is refused."""
 
     async def main() -> None:
         everybody_has_asked = asyncio.Event()
@@ -711,7 +711,7 @@ def test_sync_to_async__under_a_generator(lock: Lock) -> None:
 
 
 def test_sync_to_async__of_a_task_that_was_cancelled(lock: Lock) -> None:
-    """Code whose task does not wait for it any more is nobody's, and re-enters nothing of that task."""
+    """Code whose task does not wait for it any more has no outer owner, and re-enters nothing of that task."""
     begun, go_on = threading.Event(), threading.Event()
     answers: list[str] = []
 
@@ -740,7 +740,7 @@ def test_sync_to_async__of_a_task_that_was_cancelled(lock: Lock) -> None:
 
 @sensitive
 def test_sync_to_async__task_not_found(lock: Lock, monkeypatch: pytest.MonkeyPatch, sensitive: bool) -> None:
-    """Code whose task cannot be found, as with another asgiref, has its own holds and nobody else's."""
+    """Code whose task cannot be found, as with another asgiref, has its own holds and no others."""
     monkeypatch.setattr(owners, "_waiting_task", lambda _call: None)
 
     def alone() -> str:
@@ -966,7 +966,7 @@ def test_block__left_by_another_task(lock: Lock, observer: Observer) -> None:
 
 @pytest.mark.shows("faults#a-block-is-left-by-another-thread-or-task", "ownership#blocks-that-are-left-elsewhere")
 def test_block__generator_closed_by_the_loop(lock: Lock, observer: Observer) -> None:
-    """An async generator that nobody ends is ended by the loop, in a task of its own."""
+    """An async generator that no code ends is ended by the loop, in a task of its own."""
 
     async def fixture() -> AsyncIterator[Held]:
         async with lock as held:
@@ -1013,7 +1013,7 @@ def test_block__left_by_another_and_ambiguous(pool: Pool, observer: Observer, ru
 
 @pytest.mark.shows("ownership#blocks-that-are-left-elsewhere")
 def test_block__released_inside_while_another_is_open(pool: Pool) -> None:
-    """The end of a block whose hold was released inside ends no block of anybody else."""
+    """The end of a block whose hold was released inside ends no block of another owner."""
     lock = Lock("k", pool)
     leave, entered = threading.Event(), threading.Event()
 
@@ -1055,7 +1055,7 @@ def test_copied(lock: Lock, duplicate: Callable[[Held], object]) -> None:
 @pytest.mark.shows("faults#a-hold-is-forgotten", "ownership#holds-that-are-forgotten")
 @pytest.mark.parametrize("where", ["thread", "foreign thread", "job", "task"])
 def test_forgotten(lock: Lock, observer: Observer, where: str) -> None:
-    """A hold whose owner ends, and that was handed to nobody, is warned of; the lock stays taken."""
+    """A hold whose owner ends, and that was handed to no other code, is warned of; the lock stays taken."""
 
     def forget() -> None:
         lock.acquire()
@@ -1088,7 +1088,7 @@ def test_forgotten(lock: Lock, observer: Observer, where: str) -> None:
 
 @pytest.mark.shows("ownership#holds-that-are-forgotten")
 def test_forgotten__not_what_somebody_has(lock: Lock, observer: Observer) -> None:
-    """A hold that outlives its owner because somebody has it is fine."""
+    """A hold that outlives its owner because other code has it is fine."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
         held = Runner(lock.acquire).result()
@@ -1113,6 +1113,6 @@ def test_alias__same_place(make_pool: MakePool) -> None:
         assert Runner(lambda: Lock("k", second).try_acquire()).result() is None
     with contextlib.suppress(LockLost), Lock("k", first):
         first.close()
-        # What was lost with its pool is in nobody's way.
+        # What was lost with its pool is in no caller's way.
         with Lock("k", second):
             pass

@@ -1,4 +1,4 @@
-"""An operator deletes a whole queue, and everybody in it, while some hold and others wait, for locks of every kind."""
+"""An operator deletes a whole queue, and all nodes in it, while some hold and others wait, for locks of every kind."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.toolbox.zookeeper.observer import Observer
 @pytest.mark.parametrize("keys", ["k", ["k", "l"]], ids=["one", "several"])
 @pytest.mark.parametrize("kind", RULES)
 def test_queue_deleted(make_pool: MakePool, observer: Observer, kind: str, keys: str | list[str]) -> None:
-    """Who held has lost all of it; who waited queues up again, as the lock is again, and all have their turn."""
+    """The holder has lost all of it; each waiter queues up again, as the lock exists again, and all have their turn."""
     rule = RULES[kind]
-    # Exclusive, so that everybody else waits.
+    # Exclusive, so that every other contender waits.
     held = Lock(keys, make_pool(session_timeout=3.0)).acquire(timeout=60)
     path = held.lock.paths[0]
     pools = [make_pool(session_timeout=3.0) for _ in range(2)]

@@ -156,7 +156,7 @@ def test_ask__connection_cut(server: Server, make_pool: MakePool, tree: str) -> 
 
 
 def test_ask__time_is_up(server: Server, make_pool: MakePool, tree: str, kazoo_client: KazooClient) -> None:
-    """Nothing is sent for somebody whose time is up, even when the answer comes after all."""
+    """Nothing is sent for a caller whose time is up, even when the answer comes after all."""
     with Proxy(server.address) as proxy:
         session = make_pool(proxy.hosts).session("/")
         wait_until(lambda: session.connected)
@@ -196,6 +196,6 @@ def test_ask__no_server(make_pool: MakePool) -> None:
 
 
 def test_ask__leaves_nothing(pool: Pool, tree: str) -> None:
-    """Who has got an answer is no listener of the session any more."""
+    """A script that has got its answer is no listener of the session any more."""
     read(pool, Read(f"{tree}/a"))
     assert not pool.session("/").listeners

@@ -107,7 +107,7 @@ def most_keys(pool: Pool) -> int:
 
 @pytest.mark.shows("faults#more-keys-than-a-server-reads")
 def test_acquire__as_many_as_fit(make_pool: MakePool, observer: Observer) -> None:
-    """A thousand keys fit in one request, whatever they are and whoever asks; other locks do not notice it."""
+    """A thousand keys fit in one request, whatever they and the caller are; other locks do not notice it."""
     # Neither a strict session nor the request for so many nodes may be over soon.
     pool = make_pool(strict=True, session_timeout=60.0, connect_timeout=60.0)
     count = most_keys(pool)
@@ -136,7 +136,7 @@ def test_lock__too_many_keys(pool: Pool) -> None:
 
 @pytest.mark.parametrize("order", list(itertools.permutations("abc")))
 def test_acquire__any_order(make_pool: MakePool, order: tuple[str, ...]) -> None:
-    """Who names the same keys, or some of them, in another order is kept out; other keys are free."""
+    """A caller that names the same keys, or some of them, in another order is kept out; other keys are free."""
     pool = make_pool(size=3)
     with Lock(["a", "b", "c"], make_pool()).acquire(timeout=60):
         for keys in (order, order[:2], order[2:], [*order, "d"]):
@@ -148,7 +148,7 @@ def test_acquire__any_order(make_pool: MakePool, order: tuple[str, ...]) -> None
 
 
 def test_acquire__waits_for_the_last_of_them(make_pool: MakePool, observer: Observer) -> None:
-    """Who waits for several keys keeps its place in every queue, and holds when it is first in all of them."""
+    """A waiter for several keys keeps its place in every queue, and holds when it is first in all of them."""
     a, b = Lock("a", make_pool()).acquire(timeout=60), Lock("b", make_pool()).acquire(timeout=60)
     both = Lock(["a", "b"], make_pool())
     waiting = waiting_in(both)
@@ -170,7 +170,7 @@ def test_acquire__waits_for_the_last_of_them(make_pool: MakePool, observer: Obse
 
 
 def test_acquire__broken_at_the_head_of_a_queue(make_pool: MakePool, observer: Observer) -> None:
-    """Whose node is deleted in one queue, where it was first, while it waits in another, begins anew in both."""
+    """A waiter whose node is deleted where it was first, while it waits in another queue, begins anew in both."""
     b = Lock("b", make_pool()).acquire(timeout=60)
     pool = make_pool(session_timeout=LONG_SESSION)
     both = Lock(["a", "b"], pool)
@@ -287,7 +287,7 @@ def test_try__busy(make_pool: MakePool, observer: Observer) -> None:
 
 @pytest.mark.usefixtures("unhurried")
 def test_acquire__timeout(make_pool: MakePool, observer: Observer) -> None:
-    """One deadline is for all keys; a wait that runs out names who is in the way, and leaves no node in any queue."""
+    """One deadline is for all keys; a wait that runs out names a holder in the way, and leaves no node in any queue."""
     waiting = Lock(["a", "b", "c"], make_pool())
     waiting.acquire(timeout=60).release(wait=True)
     with Lock("b", make_pool()).acquire(timeout=60), Lock("c", make_pool()).acquire(timeout=60):
@@ -323,7 +323,7 @@ def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, observer: Observer
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_node_deleted__holding(make_pool: MakePool, observer: Observer, place: int) -> None:
-    """Who loses one of the keys has lost them all, hears of it within a heartbeat, and lets go of the others."""
+    """A holder that loses one key has lost them all, hears of it within a heartbeat, and lets go of the others."""
     pool = make_pool(session_timeout=LONG_SESSION)
     lock = Lock(["a", "b"], pool)
     with pytest.raises(LockLost, match="its node was deleted"), lock as held:  # noqa: PT012
@@ -340,7 +340,7 @@ def test_node_deleted__holding(make_pool: MakePool, observer: Observer, place: i
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("taken", ["a", "b"])
 def test_node_deleted__waiting(make_pool: MakePool, observer: Observer, place: int, taken: str) -> None:
-    """Who loses its place in one queue goes to the end of all, so that no two can wait for each other."""
+    """A waiter that loses its place in one queue goes to the end of all, so that no two can wait for each other."""
     holder = Lock(taken, make_pool()).acquire(timeout=60)
     pool = make_pool()
     lock = Lock(["a", "b"], pool)
@@ -461,7 +461,7 @@ def test_create__some_removed_while_cut(proxied: tuple[Proxy, Pool], both: Lock,
 
 
 def test_create__given_up_while_cut(proxied: tuple[Proxy, Pool], both: Lock, observer: Observer) -> None:
-    """A wait that is given up while nobody knows whether its nodes exist leaves none."""
+    """A wait that is given up while it is not known whether its nodes exist leaves none."""
     proxy, _ = proxied
     proxy.pause(DOWN)
     with pytest.raises(ZooKeeperUnavailable):

@@ -72,9 +72,9 @@ def test_try__busy(server: Server, make_pool: MakePool) -> None:
 
 @pytest.mark.shows("faults#many-wait")
 def test_hand_over__hundred_waiters(server: Server, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release costs the same at any length of the queue, and who is granted asks for nothing.
+    """A release costs the same at any length of the queue, and the next holder asks for nothing.
 
-    It tells three: the next, which holds; the one behind it, which looks who is before it now, and watches that; and
+    It tells three: the next, which holds; the one behind it, which looks what is before it now, and watches that; and
     the one that has let go, of its own node.
     """
     # No heartbeat while requests are counted.
@@ -181,7 +181,7 @@ def count_notifications(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 def waiting(pools: list[Pool]) -> list[Contender]:
-    """Return those who have found their place in the queue."""
+    """Return the contenders that have found their place in the queue."""
     return [
         listener
         for pool in pools

@@ -50,7 +50,7 @@ def test_trail__what_has_become_of_the_holder(make_pool: MakePool) -> None:
     assert (first.by, first.why, first.token) == ("ada", "deploy", held["stays"].token)
     assert held["stays"].node.endswith(f"/{first.lock}/{first.node}")
     assert abs(first.at - time.time()) < scaled(60)
-    # Code that names nobody is known by its process.
+    # Code that names no operator is known by its process.
     assert last.by.startswith("pid ")
     assert [each.key for each in trail.read(breaker, lock=paths.escape("leaves"), timeout=60)] == ["leaves"]
 
@@ -161,10 +161,10 @@ def test_break__released_before_it(
 def test_break__two_operators_in_one_millisecond(
     make_pool: MakePool, kazoo_client: KazooClient, monkeypatch: pytest.MonkeyPatch, allowed: int, is_lost: bool
 ) -> None:
-    """The one that came too late is told who has done it, also if the answer to its own request is lost."""
+    """The one that came too late is told which operator has done it, also if the answer to its own request is lost."""
     first, second = make_pool(), make_pool()
     held = Lock("k", make_pool()).acquire(60)
-    # A server soon deletes an empty queue, and with it the note of who has broken the lock.
+    # A server soon deletes an empty queue, and with it the note of the operator that has broken the lock.
     kazoo_client.create(f"{held.lock.paths[0]}/_c_{new_guid()}-lock-", ephemeral=True, sequence=True)
     kazoo_client.create(trail.path(first), b"", acl=[ACL(allowed, ANYONE_ID_UNSAFE)])
     wait_until(lambda: second.inspection().connected)

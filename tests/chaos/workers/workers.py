@@ -1,4 +1,4 @@
-"""Workers of two brokers, who sends them tasks, and what can happen to them."""
+"""Workers of two brokers, the senders of their tasks, and what can happen to them."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Stub:
 
 
 def left_alone() -> bool:
-    """Whether nothing comes to who has ended its body between the loss and the hub's turn."""
+    """Whether nothing comes to a greenlet that has ended its body between the loss and the hub's turn."""
     stub = Stub()
 
     def body() -> None:

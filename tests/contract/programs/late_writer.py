@@ -13,13 +13,13 @@ from tests.contract.programs.scripted_child import PARTS, receive, send
 
 
 class Account:
-    """A balance in a database that takes no orders from who held the lock before somebody who has given some."""
+    """A balance in a database that takes no orders from a holder before one that has given some."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def open(self) -> None:
-        """Make an account on which nobody has ever written."""
+        """Make an account to which no holder has ever written."""
         with contextlib.closing(sqlite3.connect(self._path)) as connection, connection:
             connection.execute("CREATE TABLE account (balance TEXT, fence INTEGER)")
             connection.execute("INSERT INTO account VALUES ('nothing', 0)")

@@ -118,7 +118,7 @@ def test_full_queue__no_task_is_lost(open_workshop: Any, rabbitmq: RabbitMQ, key
 @pytest.mark.xdist_group("rabbitmq")
 @WITH_AND_WITHOUT
 def test_full_queue__retried_task_fails(open_workshop: Any, rabbitmq: RabbitMQ, gate: bool, key: str) -> None:
-    """A task that would come back by `RetryLater` fails if the broker refuses it: nobody would run it."""
+    """A task that would come back by `RetryLater` fails if the broker refuses it: no worker would run it."""
     with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=rabbitmq) as workshop:
         rabbitmq.limit_length(workshop.queue, 1)
         workshop.other_client.take(key)

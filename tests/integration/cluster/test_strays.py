@@ -1,4 +1,4 @@
-"""Nodes that one server of a real ensemble has alone, and those who wait behind them there."""
+"""Nodes that one server of a real ensemble has alone, and the contenders that wait behind them there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.toolbox.zookeeper.server import ZooKeeper
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.xdist_group("strays")]
 
 ROOT = "/strays"
-# Of those who wait behind a stray: twenty ticks. They find it after that.
+# Of the contenders that wait behind a stray: twenty ticks. They find it after that.
 SESSION_TIMEOUT = 4.0
 # Longer than an election and several session timeouts, whatever else the machine does.
 TIMEOUT = 120.0
@@ -147,18 +147,18 @@ def test_strays__are_there(split: Split) -> None:
 @pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 @pytest.mark.parametrize("lock", ["exclusive", "write", "read", "semaphore"])
 def test_wait(split: Split, at_the_odd_one: Callable[[], Pool], caplog: pytest.LogCaptureFixture, lock: str) -> None:
-    """Who waits behind nodes that only its own server has goes to another server, and has the lock."""
+    """A waiter behind nodes that only its own server has goes to another server, and has the lock."""
     pool = at_the_odd_one()
     with Lock(lock, pool, rule=STRAYS[lock][2]).acquire(timeout=TIMEOUT):
         assert any("event=stray_found" in each.message for each in caplog.records)
         assert pool.session("/").wire.server != split.odd.hosts
-        # Nothing was deleted by anybody.
+        # No client has deleted anything.
         assert len(names(split.odd, lock)) > len(STRAYS[lock][0])
 
 
 @pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 def test_wait__strict(split: Split, at_the_odd_one: Callable[..., Pool]) -> None:
-    """Where the loss of a connection is the loss of its locks, one who only waits leaves too."""
+    """Where the loss of a connection is the loss of its locks, a session that only waits leaves too."""
     pool = at_the_odd_one(strict=True)
     with Lock("strict", pool).acquire(timeout=TIMEOUT):
         assert pool.session("/").wire.server != split.odd.hosts
@@ -173,7 +173,7 @@ def test_wait__several_keys(split: Split, at_the_odd_one: Callable[[], Pool]) ->
 
 @pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 def test_wait__in_the_second_place(split: Split, at_the_odd_one: Callable[[], Pool], make_pool: MakePool) -> None:
-    """A waiter watches the node before the last one; if that is the stray, nobody tells it that the last is gone."""
+    """A waiter watches the node before the last one; if that is the stray, nothing tells it that the last is gone."""
     elsewhere = make_pool(split.ensemble.leader().hosts, root=ROOT, session_timeout=40.0, connect_timeout=20.0)
     held = Lock("behind another", elsewhere).acquire(timeout=60)
     waiter = waiting_in(Lock("behind another", at_the_odd_one()))
@@ -184,7 +184,7 @@ def test_wait__in_the_second_place(split: Split, at_the_odd_one: Callable[[], Po
 
 @pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 def test_try(split: Split, at_the_odd_one: Callable[[], Pool]) -> None:
-    """A lock that only a stray has is not taken for ever, also for those who never wait."""
+    """A lock that only a stray has is not taken for ever, also for callers that never wait."""
     lock = Lock("try", at_the_odd_one())
 
     def attempt() -> bool:
@@ -199,7 +199,7 @@ def test_try(split: Split, at_the_odd_one: Callable[[], Pool]) -> None:
 
 @pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 def test_wait__behind_a_holder(split: Split, make_pool: MakePool, caplog: pytest.LogCaptureFixture) -> None:
-    """Who waits behind a lock that is really held stays where it is."""
+    """A waiter behind a lock that is really held stays where it is."""
     pools = [make_pool(split.ensemble.leader().hosts, root=ROOT, session_timeout=SESSION_TIMEOUT) for _ in range(2)]
     session = pools[1].session("/")
     held = Lock("held", pools[0]).acquire(timeout=60)

@@ -41,7 +41,7 @@ WRITERS = int(os.environ.get("ZKLOCK_WRITERS", "100"))
 
 @pytest.fixture
 def accounts(database: str, ensemble: Ensemble) -> QuerySet[Account]:
-    """Return two accounts that nobody has written with a fence."""
+    """Return two accounts that no holder has written with a fence."""
     rows = Account.objects.using(database)
     rows.create(name="Ada", balance=10)
     rows.create(name="Barbara", balance=20)
@@ -59,7 +59,7 @@ WRITE = "UPDATE billing_account SET balance = 99, fence = %s WHERE name = %s"
 def later_holder(accounts: QuerySet[Account], name: str = "Ada") -> Iterator[None]:
     """Let a later holder write an account just before the next statement that writes.
 
-    The one who is late holds its lock as far as it can know.
+    The late writer holds its lock as far as it can know.
     """
     held, connection = current_lock(), connections[accounts.db]
     assert held
@@ -103,7 +103,7 @@ def test_update__stale(accounts: QuerySet[Account]) -> None:
 
 
 def test_update__stale_in_a_transaction(accounts: QuerySet[Account]) -> None:
-    """Who catches the error in a transaction goes on with what was there before."""
+    """Code that catches the error in a transaction goes on with what was there before."""
     with zk_lock(KEY), transaction.atomic(accounts.db):
         with later_holder(accounts), pytest.raises(StaleToken):
             fenced_update(accounts, balance=0)
@@ -257,7 +257,7 @@ def test_save__in_a_receiver(signal: ModelSignal, accounts: QuerySet[Account]) -
 
 @pytest.mark.shows("guarantees#a-fenced-write-is-refused-when-it-is-late")
 def test_save__deleted(accounts: QuerySet[Account]) -> None:
-    """What somebody has deleted since is not inserted again, and a copy is a new row."""
+    """What was deleted since is not inserted again, and a copy is a new row."""
     ada = accounts.get(name="Ada")
     accounts.filter(pk=ada.pk).delete()
     with zk_lock(KEY) as held:
@@ -492,7 +492,7 @@ def test_generation(accounts: QuerySet[Account], settings: Any) -> None:
 @pytest.mark.timeout(max(120, WRITERS))
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 def test_writers(accounts: QuerySet[Account], ensemble: Ensemble, django_db_blocker: DjangoDbBlocker) -> None:
-    """Of many writers, of whom every other one is paused until the next one has written, no late one is accepted.
+    """Of many writers, of which every other one is paused until the next one has written, no late one is accepted.
 
     All of them write their token into the balance. A paused one has looked at its lock and is in the middle of its
     write: its session is another's and expires meanwhile.

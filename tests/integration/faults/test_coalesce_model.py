@@ -1,4 +1,4 @@
-"""Coalescing against a model: whoever waits, gives up or dies, each skipped call is followed by a run of its function.
+"""Coalescing against a model: whatever waits, gives up or dies, each skipped call is followed by a run of its function.
 
 Two functions of one kind, readers and a semaphore share a key with plain blocks. Calls with and without a timeout,
 deaths with a second delivery, breaks, lost sessions and lost replies come in an order that chance decides.
@@ -48,7 +48,7 @@ def operator(server: ZooKeeperServer) -> Iterator[Observer]:
 
 
 class Call:
-    """One call of a function, whatever becomes of its deliveries; with ``function=""`` a block, which is nobody's."""
+    """One call of a function, whatever becomes of its deliveries; with ``function=""`` a block of no function."""
 
     def __init__(self, number: int, function: str, *, stays: bool) -> None:
         self.function = function
@@ -109,7 +109,7 @@ class Model:
             time.sleep(self._chance.choice([0, 0, 0.001, 0.004]))
 
     def drain(self) -> None:
-        """Let the dead come again, and everybody run."""
+        """Let the dead calls come again, and all calls run."""
 
         def is_empty() -> bool:
             while self.ghosts:

@@ -60,7 +60,7 @@ def change(server: ZooKeeperServer, *changes: Change) -> None:
 
 
 def delete_all(server: ZooKeeperServer, path: str) -> Callable[[], int]:
-    """Return what deletes a queue and everybody in it, to be called in the server's thread."""
+    """Return what deletes a queue and all nodes in it, to be called in the server's thread."""
 
     def delete() -> int:
         names = sorted(server.service.newest.tree.descendants(path))
@@ -143,7 +143,7 @@ def test_create_reply__cut_and_expired(server: ZooKeeperServer, pool: Pool, lagg
 
 @pytest.mark.parametrize("opcode", ["multi", "getChildren", "getData"])
 def test_create_reply__cut_and_recovery_cut(server: ZooKeeperServer, pool: Pool, opcode: str) -> None:
-    """Who is cut off again while it looks for its node finds it, at a follower that knows as little as it may.
+    """A waiter cut off again while it looks for its node finds it, at a follower that knows as little as it may.
 
     The first is the transaction that changes nothing, by which the server catches up; then the list, and the node.
     """
@@ -260,7 +260,7 @@ def test_container__reaped_before_the_create(server: ZooKeeperServer, pool: Pool
         with outcome.result() as held:
             assert server.paths(lock.paths[0]) == [held.node]
     else:
-        # This server's clock is mad, or somebody deletes what we make: waiting for ever would not say so.
+        # This server's clock is mad, or another client deletes what we make: waiting for ever would not say so.
         assert isinstance(outcome.outcome(), ZkLockError)
     assert all(moment.happened.is_set() for moment in reaped)
     wait_until(lambda: is_idle(pool))
@@ -342,7 +342,7 @@ def warm_elsewhere(pool: Pool) -> Lock:
 
 
 def waits(pool: Pool) -> bool:
-    """Whether the pool's only contender stands in the queue and has seen who holds."""
+    """Whether the pool's only contender stands in the queue and has seen the holder."""
     listeners = [listener for session in pool.sessions() for listener in list(session.listeners)]
     return len(listeners) == 1 and is_watching(listeners[0])
 
@@ -452,7 +452,7 @@ def settled_waiters(pool: Pool) -> int:
 
 @pytest.mark.shows("faults#a-session-ends")
 def test_session_expired__waiting(server: ZooKeeperServer, make_pool: MakePool) -> None:
-    """A waiter whose session expires joins again, behind those who waited meanwhile."""
+    """A waiter whose session expires joins again, behind those that waited meanwhile."""
     holder, pool, other = make_pool(), make_pool(), make_pool()
     held = Lock("k", holder).acquire()
     lock = Lock("k", pool)

@@ -1,4 +1,4 @@
-"""The contender against a model: whatever people do and whatever breaks, the tree says who may hold, and they do."""
+"""The contender against a model: whatever is done or breaks, the tree says which contenders may hold, and they do."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXAMPLES = 80
 STEPS = 20
 POOLS = 3
 KEYS = ("a", "b")
-# What people ask for in one run. Queues of one kind come to states that a mixture hardly ever does.
+# What contenders ask for in one run. Queues of one kind come to states that a mixture hardly ever does.
 THEMES = {
     "all": [EXCLUSIVE, WRITE, READ, READ, semaphore(1), semaphore(2), semaphore(3)],
     "exclusive": [EXCLUSIVE],
@@ -56,7 +56,7 @@ LABELS = {"exclusive": "-lock-", "write": "__WRIT__", "read": "__READ__", "lease
 pools = st.integers(0, POOLS - 1)
 numbers = st.integers(0, 50)
 bytes_left = st.sampled_from([0, 3, 20, 60, 100, 150])
-# Of which process somebody is, what they ask for (a place in the theme), and of what.
+# Of which process a contender is, what it asks for (a place in the theme), and of what.
 asks = st.tuples(pools, numbers, st.sampled_from([("a",), ("a",), ("a",), ("a",), ("b",), ("a", "b"), ("b", "a")]))
 Ask = tuple[int, int, tuple[str, ...]]
 
@@ -67,14 +67,14 @@ def may_hold(rule: Rule, node: str, queue: list[str]) -> bool:
     before = queue[: queue.index(node)]
     if any(own not in other or own not in SHARED for other in before):
         return False
-    # Who holds is never one of more than its limit, and that goes for all of them.
+    # A holder is never one of more than its limit, and that goes for all of them.
     limits = [int(found[1]) for name in [*before, node] if (found := re.search(r"-([0-9]+)-lease-", name))]
     return all(len(before) < limit for limit in limits)
 
 
 @dataclass
 class Person:
-    """Somebody who wants a lock, and what comes of it."""
+    """A contender that wants a lock, and what comes of it."""
 
     contender: Contender
     rule: Rule
@@ -113,8 +113,8 @@ class World:
     def skip_numbers(self, path: str, value: int) -> None:
         """Continue the sequence numbers at ``path`` at ``value``, if that is higher.
 
-        Numbers come round after 2**32 nodes. Somebody who has stood in the queue for half of that is nobody whom a
-        number can put in its place, nor is there anybody who waits that long.
+        Numbers come round after 2**32 nodes. No number can put a contender that has stood in the queue for half of that
+        in its place, nor does any contender wait that long.
         """
 
         def used() -> list[int]:
@@ -149,7 +149,7 @@ class Machine(RuleBasedStateMachine):
         self.keys = {key: f"{run}-{key}" for key in KEYS}
         self.paths = [self.world.pools[0].path(key) for key in self.keys.values()]
         self.people: list[Person] = []
-        # Those who were told to leave.
+        # The contenders that were told to leave.
         self.gone: list[Contender] = []
         # Nodes that were deleted while another queue kept their owner waiting.
         self.void: set[str] = set()
@@ -160,10 +160,10 @@ class Machine(RuleBasedStateMachine):
         self.reader: str | None = None
         # Whether the writer was told to read: in each run of the same steps hypothesis wants to have the same choice.
         self.reading = False
-        # In which order people go in the end.
+        # In which order contenders go in the end.
         self.seed = 0
 
-    # What people do.
+    # What contenders do.
 
     @initialize(
         theme=st.sampled_from(sorted(THEMES)),
@@ -272,14 +272,14 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.people)
     @rule(number=numbers, several=st.booleans())
     def delete(self, number: int, several: bool) -> None:
-        """Delete a node; with ``several`` one of those who want both locks, if there are any."""
+        """Delete a node; with ``several`` one of a contender that wants both locks, if there are any."""
         everybody = [list(person.contender.node_paths.values()) for person in self.people]
         chosen = [nodes for nodes in everybody if several and len(nodes) > 1] or everybody
         nodes = [node for nodes in chosen for node in nodes]
         node = nodes[number % len(nodes)] if nodes else "/none"
         with contextlib.suppress(NoNodeError):
             self.world.operator.client.delete(node)
-        # Whoever is in the way now goes later than the node, in the order of the server.
+        # What is in the way now goes later than the node, in the order of the server.
         owners = [person for person in self.people if node in person.contender.node_paths.values()]
         if any(self.blocked(owners)):
             self.void.add(node)
@@ -324,9 +324,9 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def who_holds_may(self) -> None:
-        """Nobody holds whose way somebody is in, as far as its own node is still there.
+        """No contender holds that another one blocks, as far as its own node is still there.
 
-        Who lets go is in nobody's way in its own session, also while the server does not know of it.
+        One that lets go blocks none of its own session, also while the server does not know of it.
         """
         holders = [person for person in self.people if person.holds]
         for person in holders:
@@ -335,8 +335,8 @@ class Machine(RuleBasedStateMachine):
             raise AssertionError(blocked)
 
     def blocked(self, people: list[Person]) -> Iterator[tuple[Person, list[str]]]:
-        """Yield those in whose way somebody is, with the queue."""
-        # First what people think, then the tree: what it still contains was there when they thought so.
+        """Yield those that another contender blocks, with the queue."""
+        # First what contenders know, then the tree: what it still contains was there when they knew that.
         places = [(person, dict(person.contender.node_paths)) for person in people]
         released = [(each.session, each.node_paths.values()) for each in self.gone]
         queues = self.queues()
@@ -353,7 +353,7 @@ class Machine(RuleBasedStateMachine):
         return self.world.server.call(lambda: {path: self.world.queue(path) for path in self.paths})
 
     def is_settled(self) -> bool:
-        """Whether all who may hold do, and all others know that they do not."""
+        """Whether all that may hold do, and all others know that they do not."""
         opinions = [(p, p.contender.state, dict(p.contender.node_paths)) for p in self.people if not p.is_through]
         queues = self.queues()
         return all(self.is_right(*opinion, queues) for opinion in opinions)
@@ -376,7 +376,7 @@ class Machine(RuleBasedStateMachine):
             self.java_stops_reading()
             self.take_turns()
         finally:
-            # Whoever fails here is not to be found by the runs that follow.
+            # The contenders of a run that fails here are not to be found by the runs that follow.
             for person in self.people[:]:
                 self.leave(person)
         sessions = [session for pool in self.world.pools for session in pool.sessions()]
@@ -435,7 +435,7 @@ def world(make_pool: MakePool) -> Iterator[World]:
 @pytest.mark.shows("faults#all-of-these-faults-in-random-order", "faults#a-writer-of-curator-becomes-a-reader")
 @pytest.mark.slow
 def test_model(world: World) -> None:
-    """Random joins, leaves and faults: never two who exclude each other, never a queue that is stuck, no node left."""
+    """Random joins, leaves and faults: no two that hold exclude each other, no queue is stuck, no node is left."""
     run(world, Machine, EXAMPLES)
 
 
@@ -453,5 +453,5 @@ CHECKS: list[tuple[str, Callable[[], bool]]] = [
 
 @pytest.mark.parametrize("check", [check for _, check in CHECKS], ids=[name for name, _ in CHECKS])
 def test_model__says_what_the_manual_says(check: Callable[[], bool]) -> None:
-    """The model itself knows who may hold."""
+    """The model itself knows which nodes may hold."""
     assert check()
