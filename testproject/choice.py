@@ -45,7 +45,7 @@ def choose(wish: Wish | None, stack: ExitStack) -> Choice:
     except StartError as error:
         if wish is not None:
             raise
-        # The log, which may be long, is for those who want just this one.
+        # The log, which may be long, is shown only where just this one is wanted.
         return _own(stack, f"because {error.message}; --zookeeper=real shows why")
 
 

@@ -131,7 +131,7 @@ def _play(deposits: Round, stage: Stage) -> None:
 
 
 def _stay(stage: Stage) -> None:
-    """Keep a few locks busy for somebody who looks at the admin, until Ctrl-C."""
+    """Keep a few locks busy for a look at the admin, until Ctrl-C."""
     from billing.rounds import Round
     from billing.tasks import deposit
 

@@ -30,7 +30,7 @@ class Waits:
         ordered = sorted(seconds)
         if not ordered:
             return cls(mean=0.0, p95=0.0, longest=0.0)
-        # The nearest rank: a wait that somebody really had.
+        # The nearest rank: a wait that really occurred.
         rank = math.ceil(0.95 * len(ordered))
         return cls(mean=sum(ordered) / len(ordered), p95=ordered[rank - 1], longest=ordered[-1])
 

@@ -8,7 +8,7 @@ from django_zklock import FencedModel
 
 
 class Account(FencedModel):
-    """Somebody's money, in cents."""
+    """An owner's money, in cents."""
 
     name = models.CharField(max_length=100, unique=True)
     balance = models.BigIntegerField(default=0)

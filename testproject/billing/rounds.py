@@ -21,7 +21,7 @@ OWNERS = ("Ada", "Barbara", "Grace")
 class Round:
     """Deposits with one task, by turns into accounts that no other round uses.
 
-    An owner who is named more than once has more turns. ``bank`` is how many seconds a deposit takes, if
+    An owner named more than once has more turns. ``bank`` is how many seconds a deposit takes, if
     not as long as the task says.
     """
 

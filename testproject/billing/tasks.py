@@ -23,15 +23,15 @@ def deposit_naive(account_id: int, amount: int, run: str, bank: float = BANK) ->
 @shared_task
 @zk_locked("account:{account_id}")
 def deposit(account_id: int, amount: int, run: str, bank: float = BANK) -> None:
-    """Pay into an account that nobody else changes meanwhile."""
+    """Pay into an account that no other task changes meanwhile."""
     pay_in(account_id, amount, run, bank)
 
 
 def pay_in(account_id: int, amount: int, run: str, bank: float) -> None:
-    """Read the balance, ask the bank, write the balance: wrong, if somebody else does so at the same time.
+    """Read the balance, ask the bank, write the balance: wrong, if another task does so at the same time.
 
     A real project would write ``F("balance") + amount``. It could not, if the new balance depended on the
-    old one by way of a call to somebody else, which is when one needs a lock.
+    old one by way of a call to another system, which is when one needs a lock.
     """
     started = time.time()
     balance = Account.objects.get(pk=account_id).balance

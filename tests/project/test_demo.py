@@ -96,7 +96,7 @@ def processes_of(folder: Path) -> dict[int, str]:
     """Return the command lines of the processes that were started with the folder for their temporary files."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
-        # A process may end, or belong to somebody else.
+        # A process may end, or belong to another user.
         with suppress(OSError):
             if str(folder).encode() in (process / "environ").read_bytes():
                 found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
@@ -313,7 +313,7 @@ def test_demo__no_zookeeper(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_demo__zookeeper_given_and_unreachable(tmp_path: Path) -> None:
-    """With an address at which nobody listens the demo ends with status 1 and one line that names it."""
+    """With an address at which nothing listens the demo ends with status 1 and one line that names it."""
     with demo(tmp_path, "--once", ZOOKEEPER_HOSTS="127.0.0.1:1") as process:
         _, errors = process.communicate(timeout=TIMEOUT)
 
@@ -376,7 +376,7 @@ def test_choose__real_one_does_not_start() -> None:
 
 @pytest.mark.usefixtures("broken_zookeeper")
 def test_choose__asked_for_the_real_one() -> None:
-    """If somebody wants just the installed ZooKeeper, they are shown what it wrote."""
+    """If the user wants just the installed ZooKeeper, they are shown what it wrote."""
     with ExitStack() as stack, pytest.raises(StartError, match="status 3 instead of starting\n  \\| no heap"):
         choose("real", stack)
 
@@ -447,7 +447,7 @@ def test_disorders__token_given_twice_or_late() -> None:
 
 
 def test_waits() -> None:
-    """The 95th of a hundred waits is one that somebody had; without waits all is 0."""
+    """The 95th of a hundred waits is one that really occurred; without waits all is 0."""
     assert Waits.of(float(n) for n in range(100, 0, -1)) == Waits(mean=50.5, p95=95.0, longest=100.0)
     assert Waits.of([]) == Waits(mean=0.0, p95=0.0, longest=0.0)
 

@@ -71,7 +71,7 @@ def documented() -> set[tuple[str, str]]:
 
 
 def test_events__are_those_of_the_code() -> None:
-    """An operator who searches for an event of a log finds it on the page, below its logger."""
+    """An operator's search for an event of a log finds it on the page, below its logger."""
     assert documented() == events()
 
 

@@ -1,4 +1,4 @@
-"""What the documents say about running ZooKeeper, on real servers, and what they say to a person who searches."""
+"""What the documents say about running ZooKeeper, on real servers, and the texts that a reader can search for."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_task(blocks: Blocks, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.usefixtures("zklock")
 @runs("README.md", "BaseCommand")
 def test_command(blocks: Blocks) -> None:
-    """The command runs under its lock; when that is taken, it says who has it and does nothing."""
+    """The command runs under its lock; when that is taken, it names the holder and does nothing."""
     command = execute(blocks, {})["Command"]
     assert output_of(command()) == "The report is written.\n"
     with zk_lock("nightly-report"), ThreadPoolExecutor() as another_thread:

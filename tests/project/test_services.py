@@ -317,7 +317,7 @@ def having_in_environment(setting: str) -> list[int]:
     """Find the processes that were started with a setting: a shell, Erlang, and what Erlang starts."""
     pids = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # somebody else's, or gone
+        with suppress(OSError):  # another user's, or gone
             if setting.encode() in environment.read_bytes().split(b"\0"):
                 pids.append(int(environment.parent.name))
     assert len(pids) >= 2

@@ -177,7 +177,7 @@ def test_another_program(stacks: Stacks) -> None:
 
 @pytest.mark.parametrize("error", [AssertionError, pytest.skip.Exception, KeyboardInterrupt])
 def test_nobody_is_asked(stacks: Stacks, error: type[BaseException]) -> None:
-    """Nobody is asked when a test fails at once, or does not fail."""
+    """No process is asked when a test fails at once, or does not fail."""
     if error is AssertionError:
         stacks.shortest_wait = 1000.0
     with pytest.raises(error) as caught, Program("import time; print('ready', flush=True); time.sleep(1000)"):

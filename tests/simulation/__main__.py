@@ -135,7 +135,7 @@ def find_all(seconds: float, *, records: bool) -> int:
 
 
 def tell(seed: int, scene: str | None, steps: int) -> int:
-    """Run one world, and tell who has sent what to whom, and who has believed to hold."""
+    """Run one world, and tell its story: each message with its sender and receiver, and each belief in a hold."""
     from tests.simulation.drawing import as_text
     from tests.simulation.scenes import draw
     from tests.simulation.search import run

@@ -1,4 +1,7 @@
-"""The story of a world as a sequence: who has sent what to whom, and who has believed to hold; as text and as SVG."""
+"""The story of a world as a sequence, as text and as SVG.
+
+It has each message with its sender and receiver, and each belief in a hold.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class Line(NamedTuple):
 
 
 def lanes(world: World) -> list[str]:
-    """Return who has a lane, from left to right: servers in the middle, between the processes and their callers."""
+    """Return the names of the lanes from left to right: servers in the middle, between processes and their callers."""
     told = {name for _, who, whom, _ in world.story for name in (who, whom)}
     order: list[str] = []
     for process in world.processes:

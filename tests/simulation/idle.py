@@ -1,4 +1,4 @@
-"""What must hold while nothing is under way and everyone reaches everyone: who waits then, waits for a reason.
+"""What must hold while nothing is under way and all reach each other: what waits then, waits for a reason.
 
 A wake-up that is lost shows here at once, although a heartbeat, another event or a new connection may make up for it.
 """
@@ -44,7 +44,7 @@ def find_wrong(world: World) -> str | None:
 
 
 def find_wrong_here(world: World) -> str | None:
-    """Return what is wrong in one of the processes, whomever it reaches, if nothing is under way there."""
+    """Return what is wrong in one of the processes, whatever it reaches, if nothing is under way there."""
     claims = [claim for claim in world.judge.all_claims if _runs(claim.client)]
     found = (_of_told(world, claim) for claim in claims)
     wrong = next((each for each in found if each is not None), None)
@@ -56,7 +56,7 @@ def _runs(client: Client) -> bool:
 
 
 def _of_told(world: World, claim: Claim) -> str | None:
-    """Look for a hold that is lost, or is to be released, and nobody was told."""
+    """Look for a hold that is lost, or is to be released, and whose caller was not told."""
     contender, name, held = claim.contender, claim.client.name, claim.held
     is_over = claim.is_released or (held is not None and held.released)
     if contender.lost is not None:
@@ -81,7 +81,7 @@ def _of_waiting(world: World) -> Iterator[str]:
         if acquisition is None or not _runs(client):
             continue
         contender, process = acquisition.contender, client.process
-        # Who holds a lock that is taken is read first.
+        # The holder of a lock that is taken is read first.
         is_decided = contender.state is State.HELD or contender.error is not None
         if is_decided or (client.cancelling is not None and client.cancelling.cancelled):
             yield f"{client.name} waits, and its wait is over"
@@ -113,7 +113,7 @@ def _of_sessions(tree: Tree, world: World) -> Iterator[str]:
     sessions = [each for process in world.processes if not process.is_dead for each in process.pool._started().values()]
     connected = {each.id for each in sessions if each.connected and not each._refused and not each.wire.watches.lost}
     away = {parent_of(path) for path, node in tree.nodes.items() if node.owner and node.owner not in connected}
-    # What nobody may read, nobody can watch: it is read again at each heartbeat.
+    # What no client may read, none can watch: it is read again at each heartbeat.
     touched, since = world.judge.touched, world.now - SESSION_TIMEOUT / 3
     untold = {parent_of(path) for path in world.ensemble.forbidden if touched.get(path, 0.0) > since}
     for process in world.processes:
@@ -161,7 +161,7 @@ def _of_holders(world: World) -> str | None:
 
 
 def _of_tries(world: World) -> str | None:
-    """Look for callers that do not want to wait, and do; who holds is not asked again after a connection."""
+    """Look for callers that do not want to wait, and do; the holder is not asked for again after a connection."""
     for client in world.judge.acquiring if world.is_calm and not world.was_struck else ():
         sessions = client.process.pool._started().values()
         is_well = bool(sessions) and all(each.connected and not each._refused and not each.closing for each in sessions)

@@ -287,7 +287,7 @@ class Judge:
     # After each step.
 
     def look(self) -> None:
-        """Look at all who believe."""
+        """Look at all clients that believe that they hold."""
         if self.closing:
             self._check_closing()
         if self.broken_waiting:
@@ -317,7 +317,7 @@ class Judge:
             self._check_server(one)
 
     def _check_closing(self) -> None:
-        """Nobody is granted a lock that the end of another session of the pool has freed."""
+        """No contender is granted a lock that the end of another session of the pool has freed."""
         for session, held in self.closing.items():
             if session.closing:
                 one = [each for each in session.listeners if isinstance(each, Contender) and len(each.places) == 1]
@@ -328,7 +328,7 @@ class Judge:
                     raise Violation(f"session {session.name} is being closed, and grants a lock")
 
     def _check_broken(self) -> None:
-        """Nobody is granted a lock with a node that was deleted while it waited, not even for a moment."""
+        """No contender is granted a lock with a node that was deleted while it waited, not even for a moment."""
         gone = self.broken_waiting - self.world.ensemble.head.nodes.keys()
         for process in [each for each in self.world.processes if not each.is_dead] if gone else ():
             for session in process.pool._started().values():
@@ -364,7 +364,7 @@ class Judge:
                 raise Violation(f"two hold at once: {claim.client.name} and {each.name}")
 
     def _check_server(self, claim: Claim) -> None:
-        """Whoever believes has a session and nodes that the newest leader knows."""
+        """A client that believes that it holds has a session and nodes that the newest leader knows."""
         leader = self.world.ensemble.newest_leader
         if leader is None or self._is_broken(claim):
             return
@@ -382,7 +382,7 @@ class Judge:
         # One that may stop between any two looks at a clock counts from a later moment than this does.
         if client not in self.acquiring or not turn.timeout or self.world.setting.is_fine:
             return
-        # At its end it reads who holds.
+        # At its end it reads the holder.
         process = client.process
         limit = max(process.at(self.began[client][1]) + turn.timeout, process.now()) + HOLDER_READ_GRACE + 0.001
         if strand.event is not None and (strand.wakes_at is None or strand.wakes_at > limit):

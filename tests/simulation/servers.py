@@ -277,7 +277,7 @@ def _common(one: Sequence[Entry], other: Sequence[Entry]) -> int:
 
 
 class Ensemble:
-    """All servers. ``note`` is called with who tells whom what, for the drawing."""
+    """All servers. ``note`` is called with a sender, a receiver and what is told, for the drawing."""
 
     def __init__(self, size: int, network: Network, note: Callable[[str, str, str], None], *, leader: int = 0) -> None:
         self.network = network
@@ -305,7 +305,7 @@ class Ensemble:
 
     @property
     def head(self) -> Tree:
-        """The newest tree that there is: all that was proposed, or, while nobody leads, all that was committed."""
+        """The newest tree that there is: all that was proposed, or, while no server leads, all that was committed."""
         leader = self.newest_leader
         return leader.head if leader is not None else max(self.servers, key=lambda each: each.zxid).tree
 

@@ -1,4 +1,4 @@
-"""The setting of a world: who is there, what they want, and which kinds of faults strike."""
+"""The setting of a world: its servers and processes, what its callers want, and which kinds of faults strike."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _turn(dice: Random, theme: str, is_long: bool) -> Turn:
     if theme == "several":
         keys = dice.choice((("a",), ("b",), ("a", "b"), ("a", "b"), ("a", "b", "c")))
     lasts = dice.choice((SESSION_TIMEOUT, 3 * SESSION_TIMEOUT)) if is_long else 0.2
-    # Who holds for long is to be waited for.
+    # A long hold is to be waited for.
     timeouts = (
         (None, None, None, None, None, 0.0, 2 * SESSION_TIMEOUT) if is_long else (None, None, None, 0.0, 0.05, 3.0)
     )

@@ -32,7 +32,7 @@ def test_worlds__fixed() -> None:
 
 
 def test_worlds__new() -> None:
-    """Worlds that nobody has seen. A failure names its seed."""
+    """Worlds that have never been run. A failure names its seed."""
     first = random.randrange(10**6, 10**9)
     figures = search(range(first, first + NEW))
     assert not figures.failures, f"{figures.failures[0].setting.name}: {figures.failures[0].reason}"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.simulation.steps import Step
 
 Told = tuple[float, str, str, str]
-"""When, who, whom, and what."""
+"""The time, the sender, the receiver, and what is told."""
 
 # More deliveries than these at one moment never end.
 ENDLESS = 20_000
@@ -292,7 +292,7 @@ class World:
             signs += [(0, neighbour.holds, neighbour.is_over) for neighbour in self.neighbours]
             if signs != progress:
                 progress, since = signs, self.now
-            # Who holds may work for long.
+            # A holder may work for long.
             if self.now - since > (STUCK_BEHIND if self.judge.claims else STUCK) * SESSION_TIMEOUT:
                 waiting = [client.name for client in self.clients if not client.is_over]
                 held = sorted(self.ensemble.head.ephemerals())
@@ -349,7 +349,7 @@ class World:
 
 
 def check_log(errors: Errors, world: World) -> None:
-    """Fail if the package has caught an error and logged it, or has lost a place that nobody has taken."""
+    """Fail if the package has caught an error and logged it, or has lost a place that nothing has taken."""
     background.flush_log()
     # A server may bring some of its nodes back where it keeps strays. One that leaves for another call may not learn
     # that it has.

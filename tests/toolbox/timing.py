@@ -9,7 +9,7 @@ A bound on the clock is ``GRACE`` more than what it shows. It shows that somethi
 another one, so that one must be larger than the bound: a connect timeout of a minute, a session of forty seconds.
 
 ``python -m tests.toolbox.timing`` prints the measure. All programs of a run find it in :data:`VARIABLE`, which also
-takes the number of who wants to choose.
+takes a number of the user's choice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Somebody at a port who is no ZooKeeper, and answers four-letter words as a test wants it."""
+"""A listener that is no ZooKeeper, and answers four-letter words as a test wants it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Talker:
         self._acceptor.start()
 
     def close(self) -> None:
-        # Which wakes those who wait at it; to close it alone does not.
+        # Which wakes the thread that waits at it; to close it alone does not.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._acceptor.join(10)
         self._listener.close()
@@ -68,7 +68,7 @@ class Talker:
                 threading.Thread(target=self._talk, args=(connection,), name="talker", daemon=True).start()
 
     def _talk(self, connection: socket.socket) -> None:
-        # Whoever asked may have gone.
+        # The client that asked may have gone.
         with contextlib.suppress(OSError):
             pieces = self._answer(connection.recv(4).decode("ascii", "replace"))
             if pieces is not None:

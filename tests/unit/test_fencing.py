@@ -23,7 +23,7 @@ pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 
 def test_field() -> None:
-    """The fence is one column, which forms leave out and the database fills for those who do not know it."""
+    """The fence is one column, which forms leave out and the database fills for writers that do not know it."""
     (field,) = (field for field in Account._meta.fields if field.name == "fence")
     assert isinstance(field, models.BigIntegerField)
     assert (field.get_default(), field.has_db_default(), field.editable) == (0, True, False)

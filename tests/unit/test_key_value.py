@@ -250,7 +250,7 @@ def test_key_text__address() -> None:
 
 
 class Own:
-    """A class whose text has an address as somebody wrote it."""
+    """A class whose text has an address in a form of its own."""
 
     def __repr__(self) -> str:
         return f"<Own {hex(id(self))}>"

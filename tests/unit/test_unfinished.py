@@ -547,7 +547,7 @@ def test_lost__ignored(ensemble: Ensemble) -> None:
 
 
 def test_lost__closed(ensemble: Ensemble, caplog: pytest.LogCaptureFixture) -> None:
-    """Where nobody can be told, as Django ignores the errors of closing, the loss is logged."""
+    """Where no caller can be told, as Django ignores the errors of closing, the loss is logged."""
 
     def content() -> Iterator[str]:
         lose(ensemble)

@@ -65,7 +65,7 @@ def test_server_frozen__cold(own_zookeeper: ZooKeeper, make_pool: MakePool, own_
 
 @pytest.mark.shows("faults#the-server-freezes")
 def test_server_frozen__waiting(own_zookeeper: ZooKeeper, make_pool: MakePool, own_observer: Observer) -> None:
-    """Whoever stands in a queue when the server freezes gets its error in time, and has met a holder."""
+    """A waiter that stands in a queue when the server freezes gets its error in time, and has met a holder."""
     lock = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=40.0, connect_timeout=60.0))
     with Lock("k", make_pool(own_zookeeper.hosts, session_timeout=40.0)):
         # So long that a busy machine has it in the queue before.
@@ -114,7 +114,7 @@ def test_server_frozen__lease(own_zookeeper: ZooKeeper, make_pool: MakePool) -> 
 
 
 def test_server_frozen__loss_is_told(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
-    """The end of a lease in an outage is told while nobody looks at the hold: a body may be interrupted by it."""
+    """The end of a lease in an outage is told while no caller looks at the hold: a body may be interrupted by it."""
     losses = Losses()
     held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=2.0), listener=losses).acquire()
     own_zookeeper.pause()
@@ -188,7 +188,7 @@ def test_server_restarted__within_the_session(
 def test_server_restarted__longer_than_the_session(
     own_zookeeper: ZooKeeper, make_pool: MakePool, own_observer: Observer
 ) -> None:
-    """When the server was away for longer than the session the hold is lost, and who waited is served in the end."""
+    """When the server was away for longer than the session the hold is lost, and a waiter is granted in the end."""
     losses = Losses()
     held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=1.0), listener=losses).acquire()
     waiter = waiting_in(Lock("k", make_pool(own_zookeeper.hosts, session_timeout=1.0, connect_timeout=15)))

@@ -326,7 +326,7 @@ def test_wiped(server: ZooKeeperServer, wiped: ZooKeeperServer, make_pool: MakeP
 
 
 class Door:
-    """Refuses some of those who come, as servers do, by closing the connection; keeps the sessions they claim."""
+    """Refuses some of the clients, as servers do, by closing the connection; keeps the sessions they claim."""
 
     def __init__(self, server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.claims: list[int] = []

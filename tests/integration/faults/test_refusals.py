@@ -120,7 +120,7 @@ def test_waiting(
     times: int,
     code: int,
 ) -> None:
-    """A waiter to whom the queue, its own node or its predecessor is refused keeps its place and is granted in turn."""
+    """A waiter that is refused the queue, its own node or its predecessor keeps its place and is granted in turn."""
     held = Lock("k", make_pool()).acquire(timeout=120)
     Lock("elsewhere", pool).acquire(timeout=120).release(wait=True)
     refusal = refusals.refuse(opcode, code=code, times=times, session=session_of(pool))
@@ -332,7 +332,7 @@ def test_search__may_not_list(server: ZooKeeperServer, pool: Pool, refusals: Ref
 def test_semaphore__telling_the_next(
     server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, code: int, done: bool
 ) -> None:
-    """A lease that comes in tells the one behind it, also if that is refused at first: nobody waits for nothing."""
+    """A lease that comes in tells the one behind it, also if that is refused at first: no contender waits in vain."""
     first = [Lock("k", make_pool(), rule=semaphore(2)).acquire(timeout=120) for _ in range(2)]
     path = first[0].lock.paths[0]
     waiters = []

@@ -36,7 +36,7 @@ class Queue:
         self.pools = [make_pool(hosts, session_timeout=SESSION_TIMEOUT) for _ in range(POOLS)]
         self.path = Lock("k", self.pools[0]).paths[0]
         self.holds: list[Held] = []
-        # Somebody in the middle holds until that is set.
+        # The holder in the middle holds until that is set.
         self.go_on = threading.Event()
         self._alone = threading.Lock()
         self.runners = [Runner(lambda number=number: self._enter(number)) for number in range(WAITERS)]  # type: ignore[misc]
@@ -91,7 +91,7 @@ class Queue:
 @pytest.mark.shows("faults#a-server-restarts")
 @pytest.mark.slow
 def test_server_restarted__two_hundred_waiters(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
-    """Restarts while they wait, and while they take turns, cost nobody its place: all hold in their order, alone."""
+    """Restarts while they wait, and while they take turns, cost no waiter its place: all hold in their order, alone."""
     held = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=SESSION_TIMEOUT)).acquire(timeout=60)
     queue = Queue(make_pool, own_zookeeper.hosts)
     order = queue.stand()

@@ -30,7 +30,7 @@ def server() -> Iterator[ZooKeeperServer]:
 
 
 class Room:
-    """Who is in it; they stay until told to go."""
+    """The contenders that are in it; they stay until told to go."""
 
     def __init__(self, server: ZooKeeperServer, pools: list[Pool], first: int) -> None:
         self.inside: dict[int, Held] = {}
@@ -73,7 +73,7 @@ class Room:
 
 @pytest.fixture(params=STARTS)
 def room(request: pytest.FixtureRequest, server: ZooKeeperServer, make_pool: MakePool) -> Room:
-    """Return an empty room, and the number that the first who comes is to get."""
+    """Return an empty room, with the number that the first contender is to get."""
     return Room(server, [make_pool() for _ in range(3)], request.param)
 
 

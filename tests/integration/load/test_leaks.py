@@ -42,7 +42,7 @@ LIMIT = max(600.0, CYCLES / 50)
 RULES: list[Rule] = [EXCLUSIVE, READ, WRITE, semaphore(2)]
 # Some are over before there is a place in the queue, some in the middle of the joining, some when that is long done.
 TIMEOUTS = (0.0001, 0.001, 0.02)
-# How many may be on their way out before somebody waits for them: what thousands take at once is given back to Python
+# How many may be on their way out before a thread waits for them: what thousands take at once is given back to Python
 # and not to the system, and would hide a leak.
 MAX_LEAVING = 50
 
@@ -175,7 +175,7 @@ def take(pools: list[Pool], count: int) -> None:
 
 
 def wait_in_vain(server: ZooKeeper, pools: list[Pool], count: int) -> None:
-    """Wait that often for what somebody else has, and goes on having; tasks are cancelled instead."""
+    """Wait that often for what another contender holds, and goes on holding; tasks are cancelled instead."""
     share = count // (THREADS + TASKS)
 
     def thread(number: int) -> None:
@@ -198,8 +198,8 @@ def wait_in_vain(server: ZooKeeper, pools: list[Pool], count: int) -> None:
 
     with Lock(["x", "y"], pools[-1]).acquire(timeout=10):
         finish([*(partial(thread, number) for number in range(THREADS)), partial(in_loop, task)])
-        # The nodes that were watched are still there, and so would be the watches. But who is followed in its own
-        # session watches its own two nodes, as long as it has them.
+        # The nodes that were watched are still there, and so would be the watches. But a holder that is followed in
+        # its own session watches its own two nodes, as long as it has them.
         wait_until(lambda: counters(server)["zk_watch_count"] <= 2, 30, "nobody watches any more")
 
 
@@ -211,7 +211,7 @@ def test_leaks(server: ZooKeeper, make_pool: MakePool, root: str, kazoo_client: 
     for key in ("shared-0", "shared-1", "shared-2", "x", "y"):
         kazoo_client.create(f"{root}/{key}", makepath=True)
     nodes = counters(server)["zk_znode_count"]
-    # The last one is for who is in the way of the others.
+    # The last one is for the holder that is in the way of the others.
     pools = [make_pool(server.hosts, session_timeout=20.0) for _ in range(3)]
     # What comes with the first use is to stay.
     take(pools[:2], 700)

@@ -25,7 +25,7 @@ REQUESTS = 6
 # The nodes of ten thousand take 0.7 MB, and one session has room for 0.5 MB: there is a second one, with a thread.
 BUDGET = SESSION_BUDGET * COUNT // FULL
 THREADS = 1
-# A list of all names is shared by those who ask together; one for each would be gigabytes.
+# A list of all names is shared by the waiters that ask together; one for each would be gigabytes.
 LISTS = 0.1
 
 

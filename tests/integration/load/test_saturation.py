@@ -84,7 +84,7 @@ def ready_behind(pools: list[Pool]) -> tuple[int, bool]:
 
 
 def count_grants(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str | None], list[str | None]]:
-    """Return lists that grow with the grants to those who waited: those without a question, and all."""
+    """Return lists that grow with the grants to waiters: those without a request, and all."""
     unasked: list[str | None] = []
     waited: list[str | None] = []
     advance, on_queue = Place.advance, Place._on_queue

@@ -48,7 +48,7 @@ pytestmark = [pytest.mark.zookeeper, pytest.mark.xdist_group("secure")]
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 NAME = "localhost"
-# Whoever may not connect learns that after this.
+# A client that may not connect learns that after this.
 TIMEOUT = 1.5
 # Seconds, for a busy machine; also the limit of attempts that are to end long before it.
 LONG = 60.0
@@ -332,7 +332,7 @@ def test_tls__other_authority(server: SecureZooKeeper, papers: Papers, configure
 def test_tls__reason_is_logged(
     server: SecureZooKeeper, papers: Papers, configure: Configure, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log of the connection tells the reason too, where nobody waits for a lock."""
+    """The log of the connection tells the reason too, where no caller waits for a lock."""
     configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.other_authority.certificate)), CONNECT_TIMEOUT=TIMEOUT)
     with caplog.at_level(logging.WARNING, "django_zklock.kazoo"):
         refused("certificate verify failed")
@@ -484,7 +484,7 @@ def test_sasl__right_password(acl: Any, server: SecureZooKeeper, configure: Conf
 
 
 def test_sasl__over_tls(server: SecureZooKeeper, papers: Papers, configure: Configure, observer: KazooClient) -> None:
-    """With a client's certificate too, the creator is whoever it has proved to be, in both ways."""
+    """With a client's certificate too, the creator is both identities that the client has proved."""
     configure(server.secure_hosts, SASL=SASL, ACL="creator", TLS=papers.tls())
     with zk_lock("k").acquire(timeout=60) as held:
         assert owners(observer, held.lock.paths[0]) == {("sasl", "shop"), ("x509", "CN=client")}
@@ -596,7 +596,7 @@ def test_sasl__reconnect(server: SecureZooKeeper, configure: Configure) -> None:
 def test_acl__other_credentials(
     server: SecureZooKeeper, configure: Configure, settings: Settings, admin_client: Client, admin_user: User
 ) -> None:
-    """Who has other credentials is refused, and told what to check: in code, at the prompt, in the admin."""
+    """A client with other credentials is refused, and told what to check: in code, at the prompt, in the admin."""
     configure(server.hosts, AUTH=[("digest", "shop:right")], ACL="creator")
     owner = settings.ZKLOCK["default"]
     settings.ZKLOCK = {"default": owner | {"AUTH": [("digest", "shop:wrong")]}, "owner": owner}
@@ -636,7 +636,7 @@ def ensemble() -> Iterator[Ensemble]:
 
 @contextlib.contextmanager
 def _mute() -> Iterator[str]:
-    """Return the address of somebody who takes connections and says nothing."""
+    """Return the address of a listener that takes connections and says nothing."""
     with socket.create_server((LOOPBACK, 0)) as listener:
         yield f"{LOOPBACK}:{listener.getsockname()[1]}"
 
@@ -747,7 +747,7 @@ def test_doctor__file_is_gone(
     tmp_path: Path,
     diagnose: Callable[[], dict[str, Finding]],
 ) -> None:
-    """A file that is not there is told by the system check, and by whoever needs it."""
+    """A file that is not there is told by the system check, and by each check that needs it."""
     configure(server.secure_hosts, TLS=papers.tls(CA=str(tmp_path / "no.pem")), CONNECT_TIMEOUT=TIMEOUT)
     found = diagnose()
     assert found["settings.checks"].subject == "django_zklock.E002"
@@ -757,7 +757,7 @@ def test_doctor__file_is_gone(
 def test_doctor__sasl(
     server: SecureZooKeeper, configure: Configure, diagnose: Callable[[], dict[str, Finding]]
 ) -> None:
-    """Who has proved its name by SASL owns ROOT, and nobody else can do anything there."""
+    """A client that has proved its name by SASL owns ROOT, and no other client can do anything there."""
     configure(server.hosts, SASL=SASL, ACL="creator")
     found = diagnose()
     assert [found[name].level for name in ("lock.trial", "security.acl", "security.credentials")] == ["ok"] * 3

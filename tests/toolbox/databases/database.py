@@ -1,4 +1,4 @@
-"""What database servers have in common: a user who is not root, and an alias in Django."""
+"""What database servers have in common: a user other than root, and an alias in Django."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.db import connections
 from tests.toolbox.network.port import free_port
 from tests.toolbox.processes.process import NotInstalledError, Process, StartError
 
-# The user for whom root starts a server: these refuse to run as root.
+# Root starts servers as this user: these refuse to run as root.
 USER = "nobody"
 SETUP_TIMEOUT = 120.0
 
@@ -51,7 +51,7 @@ class DatabaseServer(Process):
         return found
 
     def as_user(self, *command: str) -> list[str]:
-        """Return the command line that runs a program as a user who is not root."""
+        """Return the command line that runs a program as a user other than root."""
         if os.geteuid() != 0:
             return list(command)
         return ["setpriv", f"--reuid={USER}", "--regid=nogroup", "--clear-groups", "--", *command]

@@ -13,7 +13,7 @@ PROBE_TIMEOUT = 5.0
 
 
 class WebServer(ProjectProcess):
-    """The project's pages, on ``preferred_port`` if nobody else uses it."""
+    """The project's pages, on ``preferred_port`` if nothing else uses it."""
 
     name: ClassVar[str] = "Django server"
 

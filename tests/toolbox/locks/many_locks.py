@@ -1,4 +1,4 @@
-"""Many locks that somebody holds, made at once."""
+"""Many locks that are held, made at once."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ _given: set[int] = set()
 
 
 def free_port(preferred: int | None = None) -> int:
-    """Return a port that nobody listens on, the preferred one if it is free.
+    """Return a port that nothing listens on, the preferred one if it is free.
 
     The port is below the system's range for outgoing connections. A port from that range (what binding to
     port 0 gives) can be taken by any client while the server is being restarted, even by a client of that
-    very server: on loopback a connection attempt to a port nobody listens on can be given the same port as
+    very server: on loopback a connection attempt to a port nothing listens on can be given the same port as
     its source and connect to itself. Nor is it one that this process was given before.
     """
     if preferred is not None and _is_free(preferred):

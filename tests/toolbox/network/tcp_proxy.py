@@ -45,7 +45,7 @@ class Proxy:
     """Listens on a loopback port and passes everything on to ``target``; a thread does the work.
 
     ``pause(UP)`` holds back what clients send, ``pause(DOWN)`` what the server answers; the connections stay open
-    and the proxy goes on reading, so nobody sees a full buffer. ``lag[UP]`` and ``lag[DOWN]`` are how many seconds
+    and the proxy goes on reading, so neither end sees a full buffer. ``lag[UP]`` and ``lag[DOWN]`` are how many seconds
     everything takes that is read from then on, ``rate[UP]`` and ``rate[DOWN]`` how many bytes pass in a second. With
     ``holds_ends`` a paused direction also holds back that its sender has closed the connection, as a network does that
     delivers nothing; else both ends are closed. ``on_chunk`` hears of each piece before it is passed on and may return

@@ -56,7 +56,7 @@ class Process(Started):
     name: ClassVar[str] = "process"
     start_timeout: float = 30.0
     stop_timeout: float = 10.0
-    # How many times longer than that programs take on this machine; whoever has measured it says so here.
+    # How many times longer than that programs take on this machine; the program that has measured it sets this.
     slowness: ClassVar[float] = 1.0
 
     def __init__(self) -> None:

@@ -15,11 +15,12 @@ def raw_fork() -> int:
     """Fork without Python's fork hooks; give 0 in the child, and the child's number in the parent.
 
     CPython's own locks are copied as they are. So the GIL is kept, which the child could not get back from a thread
-    that it does not have, and no thread asks for it at that moment: whoever is asked waits until another has had it.
+    that it does not have, and no thread asks for it at that moment: a thread that is asked waits until another has
+    had it.
     """
     interval = sys.getswitchinterval()
     sys.setswitchinterval(LONG)
-    # Those who are waiting for it by the old interval get it.
+    # The threads that are waiting for it by the old interval get it.
     time.sleep(0.01)
     try:
         return int(ctypes.PyDLL(None).fork())

@@ -77,7 +77,7 @@ class Reaper:
         self._send("watch_group", group)
 
     def forget_group(self, group: int) -> None:
-        """Take back :meth:`watch_group`, since the number may soon belong to somebody else."""
+        """Take back :meth:`watch_group`, since the number may soon belong to another group."""
         self._send("forget_group", group)
 
     def watch_folder(self, folder: str) -> None:

@@ -42,7 +42,7 @@ class Observer:
         host, _, port = self.hosts.partition(",")[0].rpartition(":")
         with RawClient((host, int(port))) as other:
             resume = integer(0) + long(0) + integer(10_000) + long(client._session_id) + buffer(client._session_passwd)
-            # In one piece: whoever loses its connection over this is soon back, and takes the session over again.
+            # In one piece: a client that loses its connection over this is soon back, and takes the session over again.
             other.send_frame(resume + boolean(False), integer(1) + integer(CLOSE))
             other.receive_all()
 

@@ -176,7 +176,7 @@ def test_action__behind_the_first_hundred(boss: Client, hold: Hold, action: str)
 
 @pytest.mark.parametrize(("limit", "others"), [(1, False), (2, True)])
 def test_break__of_one_holder_or_several(boss: Client, hold: Hold, limit: int, *, others: bool) -> None:
-    """The page says who has the lock then; it names a command only where there is one."""
+    """The page says which contenders have the lock then; it names a command only where there is one."""
     held = [hold("gpu", limit=2, reentrant=False) for _ in range(limit)].pop()
     text = text_of(boss.get(url_of("gpu", "break"), {"node": name_of(held)}))
     assert ("This takes the lock away from this holder; the others keep it." in text) == others

@@ -59,7 +59,7 @@ def test_too_many_to_sort(viewer: Client, locks: None, reads: list[str], monkeyp
     # Once to see which are in use, and once to show them.
     assert len(reads) == 4
     assert f"at most {LOCKS} locks" in text
-    # Somebody who sorts by key was not promised anything else.
+    # With an order by key the user was not promised anything else.
     assert "too many" not in text_of(viewer.get(LIST, {"o": "-0"}))
     answer = viewer.get(f"{LIST}json/").json()
     assert [lock["key"] for lock in answer["locks"]] == ["key-0", "key-1"]

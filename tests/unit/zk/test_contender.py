@@ -111,7 +111,7 @@ def test_used__creation_in_doubt(script: Script) -> None:
 
 @pytest.mark.parametrize("error", [None, NoAuthError()])
 def test_used__deletion(script: Script, error: Exception | None) -> None:
-    """A node counts until its deletion is confirmed, and one that nobody may delete as long as the session lives."""
+    """A node counts until its deletion is confirmed, and one that no client may delete as long as the session lives."""
     contender = contend(script)
     name = create(script)
     script.answer("children", [name])
@@ -471,7 +471,7 @@ def test_sequence_end__unreadable(script: Script) -> None:
 
 
 def test_sequence_end__unreadable_and_reply_lost(script: Script) -> None:
-    """What a creation with a lost reply has made is found by its name, and deleted: nobody would know of it else."""
+    """What a creation with a lost reply has made is found by name and deleted: otherwise nothing would know of it."""
     contender = contend(script)
     name = f"{script.requests[0][1].rpartition('/')[2]}{END:010d}"
     script.break_connection()
@@ -490,7 +490,7 @@ def test_sequence_end__unreadable_and_reply_lost(script: Script) -> None:
 
 
 def test_sequence_end__who_holds(script: Script) -> None:
-    """Whoever is told that the lock is taken is told the name of the one that holds it, not of another."""
+    """A caller that is told that the lock is taken is told the name of the one that holds it, not of another."""
     contender = contend(script, wait=False)
     script.answer("children", [rival(1), rival(2)])
     for czxid in (70, 50):

@@ -50,7 +50,7 @@ def create(script: Script, *, token: int = 50, sequence: int = 5) -> dict[str, s
 
 
 def list_all(script: Script, names: dict[str, str], **before: str) -> None:
-    """Answer the lists, with somebody ``before`` us in the queues that are named by their letters."""
+    """Answer the lists, with a contender ``before`` us in the queues that are named by their letters."""
     for path in PATHS:
         assert script.answer("children", [names[path], *filter(None, [before.get(path[1:])])]) == path
 
@@ -178,7 +178,7 @@ def test_wait__one_after_the_other(script: Script) -> None:
 
 
 def test_wait__holder(script: Script, notified: list[None]) -> None:
-    """A contender that waits knows who is in the way in one of the queues."""
+    """A contender that waits knows the holder that is in the way in one of the queues."""
     several = contend(script, notified=notified)
     names = create(script)
     list_all(script, names, c=other(1))
@@ -290,7 +290,7 @@ def test_try__free(script: Script) -> None:
 
 @pytest.mark.parametrize("full", [0, 1, 2])
 def test_try__busy(script: Script, full: int, notified: list[None]) -> None:
-    """A try that meets one full queue creates nothing, and can say who is there."""
+    """A try that meets one full queue creates nothing, and can name the holder there."""
     several = contend(script, wait=False, notified=notified)
     for number in range(3):
         script.answer("children", [other(1)] if number == full else [])
@@ -386,7 +386,7 @@ def test_reply_lost__found(script: Script) -> None:
 
 
 def test_reply_lost__found_and_busy(script: Script) -> None:
-    """Whoever is found in the queue waits there."""
+    """A contender that is found in the queues waits there."""
     several = contend(script)
     names = lose_reply(script)
     answer_search(script, names, "abc")
@@ -748,7 +748,7 @@ def test_session_ended__leaving(script: Script) -> None:
 
 
 def test_session_ended__for_good(script: Script) -> None:
-    """When there will be no other session, who waits gives up."""
+    """When there will be no other session, a waiter gives up."""
     several, _ = wait_in(script, "a")
     script.end_session("closed")
     for listener in list(script.listeners):
@@ -817,7 +817,7 @@ def test_node_deleted__holding(script: Script, notified: list[None]) -> None:
 
 
 def test_node_deleted__and_then_the_connection(script: Script) -> None:
-    """Whether somebody has said why is not worth waiting for a connection."""
+    """Whether a reason was written is not worth waiting for a connection."""
     several, _ = hold(script)
     script.heartbeat()
     script.answer("get", error=NoNodeError())
@@ -840,7 +840,7 @@ def test_node_deleted__and_let_go(script: Script) -> None:
 
 
 def test_revoked__one_of_them(script: Script, notified: list[None]) -> None:
-    """Who is asked to let go of one of the locks is asked to let go."""
+    """A contender that is asked to let go of one of the locks is asked to let go."""
     several, _ = hold(script, notified)
     notified.clear()
     script.heartbeat()

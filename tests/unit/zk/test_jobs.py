@@ -52,7 +52,7 @@ def own_context() -> None:
 
 
 def test_leave() -> None:
-    """A scope ends with its hold, unless somebody has a copy of its context."""
+    """A scope ends with its hold, unless there is a copy of its context."""
     scope, coroutine = enter()
     coroutine.close()
     assert not jobs.leave(scope)

@@ -224,7 +224,7 @@ def test_connection__gone_before_the_write(script: Script) -> None:
 
 
 def test_connection__gone_before_the_answer(script: Script) -> None:
-    """An answer that never comes keeps nobody from asking again."""
+    """An answer that never comes keeps no contender from asking again."""
     one, two = joined(script, WRITE, WRITE)
     script.break_connection()
     script.reconnect()
@@ -278,11 +278,11 @@ def test_connection__several_queues(script: Script) -> None:
     assert "delete" not in script.asked
 
 
-# Who holds.
+# The holder.
 
 
 def test_identify__shared(script: Script) -> None:
-    """Who is first is asked once for all that want to know, and everybody is told, also that it is not known."""
+    """The owner of the first node is read once for all that want to know, and all are told, also that it is unknown."""
     listing = script.listing("/k")
     found: list[Identity | None] = []
     for answer, host in [((data(host="first"), stat()), "first"), (None, None)]:
@@ -296,7 +296,7 @@ def test_identify__shared(script: Script) -> None:
 
 
 def test_identify__refused_for_now(script: Script) -> None:
-    """Who a predecessor is, and who is first, is asked again after a refusal that passes, and never told wrongly."""
+    """The owners of a predecessor and the first node are read again after a passing refusal, and never told wrongly."""
     contender = contend(script, WRITE)
     script.flush()
     name = create(script)
@@ -320,7 +320,7 @@ def test_identify__refused_for_now(script: Script) -> None:
 
 
 def test_look__shared(script: Script) -> None:
-    """Those whose time is over at once look who has the lock with one list, and one read."""
+    """Waiters whose timeouts end together look for the holder with one list, and one read."""
     holding, *waiting = joined(script, WRITE, WRITE, WRITE, WRITE)
     script.answer("children", names(holding, *waiting))
     settle_all(script)
@@ -350,7 +350,7 @@ def queue_of_three(script: Script) -> list[Contender]:
 
 @pytest.mark.shows("guarantees#first-come-first-served")
 def test_neighbour__in_turn(script: Script) -> None:
-    """Who stands behind one of our own session holds when that lets go, before the server has heard of it."""
+    """A contender behind one of our own session holds when that lets go, before the server has heard of it."""
     one, two, three = queue_of_three(script)
     assert set(script.watches) == {f"/k/{name}" for name in names(one, two, three)}
     one.leave()
@@ -417,7 +417,7 @@ def holder_and_arrival(script: Script) -> tuple[Contender, Contender]:
 
 
 def test_neighbour__just_released(script: Script) -> None:
-    """Whose list still has a neighbour that has let go holds: nobody else was before it."""
+    """A contender whose list still has a neighbour that has let go holds: no other was before it."""
     one, two = holder_and_arrival(script)
     listed = names(one, two)
     one.leave()
@@ -446,7 +446,7 @@ def test_neighbour__just_lost(script: Script) -> None:
 
 
 def test_neighbour__while_away(script: Script) -> None:
-    """One that lets go without a connection lets nobody in: the queue is read on the next one, behind the deletion."""
+    """A release without a connection lets no waiter in: the queue is read on the next one, behind the deletion."""
     one, two, _ = queue_of_three(script)
     script.break_connection()
     script.lease_expired = True
@@ -459,7 +459,7 @@ def test_neighbour__while_away(script: Script) -> None:
 
 
 def test_neighbour__has_lost(script: Script) -> None:
-    """Who has lost the lock is no proof that nobody else is before the one behind."""
+    """A contender that has lost the lock is no proof that no other is before the one behind."""
     one, two, _ = queue_of_three(script)
     one.lose("the connection was suspended")
     one.leave()
@@ -492,7 +492,7 @@ def test_neighbour__of_several_queues(script: Script) -> None:
 
 
 def test_neighbour__of_others(script: Script) -> None:
-    """Behind one of another session the queue is read: who else stands before that, nobody here knows."""
+    """Behind one of another session the queue is read: what else stands before that is not known here."""
     contender = contend(script, WRITE)
     script.flush()
     name = create(script)
@@ -504,7 +504,7 @@ def test_neighbour__of_others(script: Script) -> None:
 
 
 def test_neighbour__lets_others_in(script: Script) -> None:
-    """A reader that holds has perhaps other readers before it, and is no proof that nobody is left."""
+    """A reader that holds has perhaps other readers before it, and is no proof that none is left."""
     one, two, three, four = joined(script, READ, READ, WRITE, WRITE)
     script.answer("children", names(one, two, three, four))
     settle_all(script)
@@ -555,7 +555,7 @@ def test_change__during_a_look(script: Script) -> None:
 
 
 def test_change__older_answer(script: Script) -> None:
-    """An answer that still has what is gone by now keeps nobody waiting: who watches that again is told."""
+    """An answer that still has what is gone by now keeps no waiter waiting: one that watches that again is told."""
     contender = contend(script)
     script.flush()
     name = create(script)
@@ -592,7 +592,7 @@ def test_listing__lives_with_its_contenders(script: Script) -> None:
 
 
 def test_session__of_the_neighbours(script: Script) -> None:
-    """A leader of a session that is over leads nobody: its node is in no list any more."""
+    """A leader of a session that is over leads no contender: its node is in no list any more."""
     one, two = joined(script, WRITE, WRITE)
     script.answer("children", names(one, two))
     script.end_session()

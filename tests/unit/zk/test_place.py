@@ -49,7 +49,7 @@ def test_last_gone(script: Script) -> None:
 
 
 def test_holder__known(script: Script) -> None:
-    """A contender that waits knows who is first, watched or not, from its first look on."""
+    """A contender that waits knows the owner of the first node, watched or not, from its first look on."""
     contender, name = join_behind(script, other(1), other(2), other(3))
     script.answer_get(name, (data(), stat()))
     script.answer_get(other(2), (data(host="second"), stat()))
@@ -228,7 +228,7 @@ def test_own_node__gone_before_a_heartbeat_is_answered(script: Script) -> None:
 
 
 def test_own_node__gone_and_then_the_connection(script: Script) -> None:
-    """A loss is told at once if nobody can be asked any more why it came."""
+    """A loss is told at once if no server can be asked any more why it came."""
     notified: list[str | None] = []
     contender, name = join_behind(script, other(3))
     settle(script, name)
@@ -395,7 +395,7 @@ def test_readers__behind_a_writer(script: Script) -> None:
 
 
 def test_reader__let_in_with_others(script: Script) -> None:
-    """Readers behind one writer watch it all, and each holds when it goes; other readers are in nobody's way."""
+    """Readers behind one writer watch it all, and each holds when it goes; other readers are not in the way."""
     writer = other(1, Kind.WRITE)
     contender, name = join_behind(script, reader(0), writer, reader(2), rule=READ)
     assert set(script.watches) == {f"/k/{name}", f"/k/{writer}"}

@@ -1,4 +1,4 @@
-"""Waiting for a semaphore: who watches the queue, who one node of it, and how news gets from one to the next."""
+"""Waiting for a semaphore: which waiter watches the queue, which one node, and how news gets from one to the next."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def watched(script: Script, own: str) -> set[str]:
 
 
 def test_join__room(script: Script) -> None:
-    """Where there is room, create and list are enough, and nobody is told who is not there."""
+    """Where there is room, create and list are enough, and a contender that is not there is not told."""
     contender = contend(script, TWO)
     name = create(script)
     script.answer("children", [lease(1), name])
@@ -78,7 +78,7 @@ def test_first__watches_the_queue(script: Script) -> None:
     settle(script, name)
     script.answer("children", [lease(1), lease(2), name])
     script.requests.clear()
-    # Somebody joins.
+    # A contender joins.
     script.tell(LINE, deleted=False)
     assert script.asked == ["children"]
     assert watched(script, name) == {""}
@@ -116,7 +116,7 @@ def test_first__queue_gone(script: Script) -> None:
 
 
 def test_later__watches_the_one_before(script: Script) -> None:
-    """Who stands behind the first waiter watches the lease right before it; the queue is not its business."""
+    """A contender behind the first waiter watches the lease right before it; the queue is not its business."""
     contender, name = join_behind(script, lease(1), lease(2), lease(3), rule=TWO)
     settle(script, name)
     assert watched(script, name) == {lease(3)}
@@ -205,7 +205,7 @@ def queue_of_three(script: Script, *, version: int = 1) -> str:
 
 
 def test_silent__queue_is_watched(script: Script) -> None:
-    """Who stands behind a lease that may have come in already watches the queue too, look after look."""
+    """A waiter behind a lease that may have come in already watches the queue too, look after look."""
     name = queue_of_three(script)
     (contender,) = script.listeners
     settle(script, name)
@@ -242,7 +242,7 @@ def test_silent__not(script: Script) -> None:
 
 
 def test_silent__not_ours(script: Script) -> None:
-    """A lease that is none of ours says nothing: who stands behind it watches the queue."""
+    """A lease that is none of ours says nothing: a waiter behind it watches the queue."""
     _, name = join_behind(script, lease(1), lease(2), lease(3, None), rule=TWO)
     assert watched(script, name) == {""}
 
@@ -325,7 +325,7 @@ def test_telling__refused_for_now(script: Script) -> None:
 
 
 def test_telling__written_to_meanwhile(script: Script) -> None:
-    """What somebody else has written there has told the next one as well, and is not overwritten."""
+    """What another client has written there has told the next one as well, and is not overwritten."""
     followed(script)
     script.answer("set", error=BadVersionError())
     (contender,) = script.listeners

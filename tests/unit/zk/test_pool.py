@@ -276,7 +276,7 @@ def test_fork__with_the_number_of_the_parent(pool: Pool) -> None:
 
     def look(report: Callable[[object], None]) -> None:
         os.getpid = lambda: pid
-        # What its parent acquires is in nobody's way.
+        # What its parent acquires is in no caller's way.
         check_wait(acquisition.lock, owners.caller())
         report([held.lost, current("k") is None, pool.sessions(), background._writer() is writer])
 

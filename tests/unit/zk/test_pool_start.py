@@ -144,7 +144,7 @@ def test_start__of_an_overflow_session(make_pool: MakePool, monkeypatch: pytest.
 
 @pytest.mark.shows("faults#it-has-no-file-descriptor-thread-or-memory-for-a-session")
 def test_start__of_inspection(make_pool: MakePool, shortage: Shortage) -> None:
-    """Whoever looks at locks is told in time, or sees them."""
+    """A caller that looks at locks is told in time, or sees them."""
     pool = make_pool(connect_timeout=LONG)
     refusal(lambda: search.find(pool, timeout=SHORT), shortage)
     waiting = Runner(lambda: search.find(pool, timeout=LONG))

@@ -163,7 +163,7 @@ END = 2**31 - 1
     ],
 )
 def test_order__of_creation(created: list[tuple[str, int]], expected: list[int]) -> None:
-    """Who came first is told by the transactions, but that a reader that was a writer keeps the place of that."""
+    """The transactions tell which node came first, but a reader that was a writer keeps the place of that."""
     labels = {"x": "lock-", "w": "__WRIT__", "r": "__READ__"}
     found = [queue.parse_name(named(place, labels[kind], sequence)) for place, (kind, sequence) in enumerate(created)]
     ordered = queue.sort_by_creation((node, czxid) for czxid, node in enumerate(found) if node)
@@ -197,7 +197,7 @@ def test_kinds(kinds: frozenset[Kind]) -> None:
 
 
 def test_not_there() -> None:
-    """Nobody stands before one that is not there."""
+    """No node stands before one that is not there."""
     order = Queue(NODES[:2])
     assert NODES[1].name in order
     assert NODES[2].name not in order

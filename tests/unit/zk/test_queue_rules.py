@@ -1,4 +1,4 @@
-"""Who stands in whose way, and what a waiter watches: every rule, without a server.
+"""Which nodes are in the way of which, and what a waiter watches: every rule, without a server.
 
 Queues are written as texts: a letter for each node, first come first. X exclusive, W write, J write of Java, R read,
 L lease, a digit for a lease of that limit; the node in question stands behind them all. The limit of an L is 9.
@@ -67,7 +67,7 @@ def places(nodes: tuple[Node, ...]) -> list[int]:
 @pytest.mark.parametrize("of", [EXCLUSIVE, WRITE, READ, semaphore(1), semaphore(2)])
 @pytest.mark.parametrize("behind", ["", "X", "WRL"])
 def test_plan__first(of: Rule, behind: str) -> None:
-    """Who is first holds, whoever stands behind."""
+    """The first node holds, whatever stands behind it."""
     assert plan_of(of, "", behind) is GRANTED
 
 
@@ -95,7 +95,7 @@ def test_plan__not_there(of: Rule) -> None:
         (semaphore(3), "LLXL", [2]),
         (semaphore(3), "LRLW", [1, 3]),
         (semaphore(1), "LRLW", [1, 3]),
-        # Who holds keeps its limit too, and so does who waits for it.
+        # A holder keeps its limit too, and so does a waiter.
         (semaphore(9), "1", [0]),
         (semaphore(9), "3L", []),
         (semaphore(9), "3LL", [0, 1, 2]),
@@ -107,7 +107,7 @@ def test_plan__not_there(of: Rule) -> None:
 def test_plan__blockers(of: Rule, before: str, blockers: list[int]) -> None:
     """Exclusive holds and writers keep everybody out, readers and leases each other, leases each other by number."""
     seen = plan_of(of, before)
-    # Whoever is at the head holds. The first that is in the way may wait for it.
+    # The node at the head holds. The first that is in the way may wait for it.
     first = nodes_of(before)[0].name if blockers else ""
     assert (seen is GRANTED, seen.first) == (not blockers, first)
     if blockers:
@@ -127,7 +127,7 @@ def test_kinds__conflict_both_ways() -> None:
 @pytest.mark.parametrize(
     ("of", "before", "watched", "armed"),
     [
-        # The next in the queue watches the one that holds; who comes behind that, the one before the last.
+        # The next in the queue watches the one that holds; one behind that, the one before the last.
         (EXCLUSIVE, "X", [0], True),
         (EXCLUSIVE, "XX", [0], False),
         (EXCLUSIVE, "XXX", [1], False),
@@ -148,7 +148,7 @@ def test_kinds__conflict_both_ways() -> None:
         # Readers and leases do not hold together.
         (EXCLUSIVE, "RL", [0], False),
         (EXCLUSIVE, "LLRR", [1], False),
-        # What is in nobody's way is not watched.
+        # What is not in the way is not watched.
         (READ, "RW", [1], True),
         (READ, "WRR", [0], True),
         (READ, "RWRW", [1], False),
@@ -169,7 +169,7 @@ def test_kinds__conflict_both_ways() -> None:
     ],
 )
 def test_plan__watched(of: Rule, before: str, watched: list[int], armed: bool) -> None:
-    """The last in the way is watched, with those that hold together with it, if nobody else is left before them.
+    """The last in the way is watched, with those that hold together with it, if no other is left before them.
 
     Otherwise the one before them is, so that there is time to get ready.
     """
@@ -189,9 +189,9 @@ def test_plan__full_as_well(before: str) -> None:
 
 
 def test_plan__armed_means_free() -> None:
-    """Who is armed holds when all that it watches is gone, and not before; who is not armed does not hold then.
+    """A waiter that is armed holds when all that it watches is gone, not before; one that is not does not hold then.
 
-    But who could be armed behind a writer of Java looks once more. Shown for every queue of up to four nodes.
+    But one that could be armed behind a writer of Java looks once more. Shown for every queue of up to four nodes.
     """
     rules = [EXCLUSIVE, WRITE, READ, semaphore(1), semaphore(2), semaphore(3)]
     for of, size in itertools.product(rules, range(5)):
@@ -240,7 +240,7 @@ def test_plan__leases(limit: int, before: str, children: bool, watched: list[int
 
 @pytest.mark.shows("faults#callers-name-different-limits")
 def test_limits__are_kept() -> None:
-    """Who holds is never one of more than its limit, nobody overtakes, and no place is left free without need.
+    """A holder is never one of more than its limit, no contender overtakes, and no place is left free without need.
 
     Shown for all limits of up to six leases.
     """
@@ -275,7 +275,7 @@ def test_limits__are_kept() -> None:
     ],
 )
 def test_holds(letters: str, holding: list[int]) -> None:
-    """Those hold whom nobody before them keeps out, with a semaphore of two."""
+    """A node holds if none before it keeps it out, with a semaphore of two."""
     nodes = nodes_of(letters.replace("L", "2"))
     held = [node.sequence for node in nodes if RULES[node.kind].holds(node.name, Queue(nodes))]
     assert held == holding
@@ -313,7 +313,7 @@ def test_is_full(of: Rule, letters: str, full: bool) -> None:
     ],
 )
 def test_covers(of: Rule, covered: list[Rule]) -> None:
-    """Who keeps everybody out may do within it what any other kind allows; who shares, only what allows as many."""
+    """A hold that keeps all others out covers what any other kind allows; a shared one, only what allows as many."""
     rules = [EXCLUSIVE, WRITE, READ, semaphore(1), semaphore(2), semaphore(3)]
     assert [rule for rule in rules if of.covers(rule)] == covered
 
@@ -350,7 +350,7 @@ def test_rule__limit_and_mode(mode: str) -> None:
         rule(mode, 2)
 
 
-# Whom a call may be skipped for.
+# The waiter for which a call may be skipped.
 
 
 def proof_in(of: Rule, letters: str) -> list[int]:

@@ -145,7 +145,7 @@ def test_prove__a_short_lease(timers: Timers, monkeypatch: pytest.MonkeyPatch, l
 
 
 def test_lease__over_in_an_outage(timers: Timers) -> None:
-    """Holders are told when the lease is over, and not before, although nobody looks."""
+    """Holders are told when the lease is over, and not before, although no caller looks."""
     session, holder = connected(timers), Holder()
     session.add_listener(holder)
     session.wire.lease.connected(TIMEOUT, boottime(), boottime(), moved=False)

@@ -43,7 +43,7 @@ def deny(script: Script, *there: bool) -> None:
     script.answer("read_many", [[] if each else None for each in there])
 
 
-# One who waits.
+# A waiter.
 
 
 def test_wait__stray(script: Script, clock: Clock) -> None:
@@ -134,11 +134,11 @@ def test_wait__reads_refused(script: Script, clock: Clock) -> None:
 @pytest.mark.parametrize(
     ("rule", "kinds", "suspects"),
     [
-        # The second-to-last node is watched: who waits there does not hear of the last one.
+        # The second-to-last node is watched: a waiter there does not hear of the last one.
         (WRITE, [Kind.EXCLUSIVE] * 3, [1]),
         (WRITE, [Kind.READ] * 3, [0, 1, 2]),
         (READ, [Kind.WRITE, Kind.READ, Kind.READ], [0]),
-        # Nobody knows which of the leases is released first.
+        # It is not known which of the leases is released first.
         (semaphore(2), [Kind.PERMIT] * 2, [0, 1]),
         # The lease right before ours waits, and would tell us.
         (semaphore(1), [Kind.PERMIT] * 2, [1]),

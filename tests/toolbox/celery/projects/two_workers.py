@@ -67,7 +67,7 @@ def main(key: str) -> None:
         with zk_lock(f"{key}:first"), start_worker(first, hostname="first@here", **options):
             result = task.delay()
             wait_until(partial(waiting_keys, first))
-        # Whoever still waited would have had the lock before.
+        # A task that still waited would have had the lock before.
         with zk_lock(f"{key}:first"):
             left = result.state
     sys.stdout.write(json.dumps({"waiting": waiting, "ran": ran, "left": left}) + "\n")

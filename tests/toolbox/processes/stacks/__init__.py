@@ -23,7 +23,7 @@ from tests.toolbox.processes.stacks.sitecustomize import ASK, END, VARIABLE, ans
 from tests.toolbox.timing import scaled
 
 HERE = str(Path(__file__).parent)
-# Seconds. What fails sooner has waited for nobody.
+# Seconds. What fails sooner has waited for nothing.
 SHORTEST_WAIT = 2.0
 # Seconds in which a process must have written all.
 TIMEOUT = scaled(5)

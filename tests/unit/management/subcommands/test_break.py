@@ -146,7 +146,7 @@ def test_break__no_reason(hold: Hold, operator: Type, reason: list[str]) -> None
 
 
 def test_break__free(zklock: str) -> None:
-    """A lock that nobody uses is exit code 1, and nothing is asked: not even for --yes without a terminal."""
+    """A lock that is not in use is exit code 1, and nothing is asked: not even for --yes without a terminal."""
     answer = "No lock k\\u202e is in use: it has no holder and no waiter.\n"
     assert run("break", "k\u202e", "--yes", "--reason", "why", status=1) == answer
     assert run("break", "k\u202e", status=1) == answer

@@ -14,7 +14,7 @@ pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 
 def test_history__table(hold: Hold) -> None:
-    """One row for each break and each request to release: by whom, of which holder, why, and what has come of it."""
+    """One row for each break and each request to release: operator, holder, reason, and what has come of it."""
     hold("invoice:42")
     other = hold("account:17")
     for key in ("invoice:42", "account:17"):

@@ -186,7 +186,7 @@ def test_show__waits_for_a_slot(kazoo_client: KazooClient, zklock: str) -> None:
 
 
 def test_show__grant_is_not_known(kazoo_client: KazooClient, zklock: str) -> None:
-    """The time of a hold is an upper bound where nobody knows when the lock was granted."""
+    """The time of a hold is an upper bound where it is not known when the lock was granted."""
     path = f"{zklock}/invoice:42/_c_{GUID}-lock-"
     kazoo_client.delete(kazoo_client.create(path, b"", ephemeral=True, sequence=True, makepath=True))
     kazoo_client.create(path, b"", ephemeral=True, sequence=True)
@@ -197,7 +197,7 @@ def test_show__grant_is_not_known(kazoo_client: KazooClient, zklock: str) -> Non
 
 
 def test_show__several_keys(hold: Hold, wait_for: Wait) -> None:
-    """Where a contender for several keys is first, nobody can tell whether it holds them or waits for another one."""
+    """Where a contender for several keys is first, nothing tells whether it holds them or waits for another one."""
     hold("bank:b")
     wait_for("bank:a", "bank:b")
     header, first, text = run("show", "bank:a").splitlines()
@@ -234,7 +234,7 @@ def test_show__free(zklock: str) -> None:
 
 
 def test_show__similar_keys(hold: Hold, kazoo_client: KazooClient) -> None:
-    """A key that nobody uses may be a typing error, so similar keys are shown; no others, and not for a key in use."""
+    """An unused key may be a typing error, so similar keys are shown; no others, and not for a key in use."""
     hold("invoice:42")
     hold("invoice:421")
     hold("catalogue")

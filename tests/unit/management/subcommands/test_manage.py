@@ -73,7 +73,7 @@ def test_manage__waits(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A taken lock is waited for, and the command says for whom."""
+    """A taken lock is waited for, and the command names its holder."""
     other_client.take("k")
     error = failure("manage", "k", "--timeout", "0.1", "--", "work")
     assert error.returncode == exit_codes.CONFLICT
@@ -83,7 +83,7 @@ def test_manage__waits(
 
 
 def test_manage__says_for_whom(command: type[Command], other_client: OtherClient) -> None:
-    """Before it waits, the command says who holds the lock."""
+    """Before it waits, the command names the holder of the lock."""
     other_client.take("k")
     out = StringIO()
     failure("manage", "k", "--timeout", "0.1", "--", "work", out=out)

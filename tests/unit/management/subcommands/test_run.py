@@ -489,7 +489,7 @@ def test_run__key_with_a_dash(zklock: str, kazoo_client: KazooClient, dashed: st
     # The queue that the command would make is deleted when it is empty.
     path = kazoo_client.create(f"{zklock}/{dashed}", makepath=True)
     call_command("zklock", "run", "--timeout", "5", "--", dashed, "--", *command)
-    # Somebody was in the queue.
+    # A contender was in the queue.
     assert kazoo_client.exists(path).cversion > 0
 
 

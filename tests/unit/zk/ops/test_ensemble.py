@@ -23,7 +23,7 @@ from tests.toolbox.zookeeper.ensemble import Ensemble
 from tests.toolbox.zookeeper.server import ZooKeeper
 from tests.unit.fake_four_letter import Talker, serving
 
-# How long a test waits for those who never answer, and how much later it may have its own answer on a busy machine.
+# How long a test waits for servers that never answer, and how much later it may have its own answer on a busy machine.
 TIMEOUT = 0.4
 GRACE = scaled(8)
 

@@ -1,4 +1,4 @@
-"""Which locks somebody wants to see, and in what order."""
+"""Which locks the user wants to see, and in what order."""
 
 from __future__ import annotations
 

@@ -301,9 +301,10 @@ def test_never_longer_than_the_leader_counts(
     beat: float,
     seed: int,
 ) -> None:
-    """Whichever stream is cut, whoever leads and whenever others follow another: the lease ends before the session can.
+    """The lease ends before the session can, whichever stream is cut and whichever server leads.
 
-    A leader that the others have left still answers all that it can answer by itself.
+    It does so whenever others follow another one. A leader that the others have left still answers all that it can
+    answer by itself.
     """
     world = Small(tick, TIMEOUT, delay, cut_up, cut_down, abandoned, next_ping=phase * tick / 2)
     ask = world.ask_leader if leads else world.ask_follower

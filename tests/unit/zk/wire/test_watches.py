@@ -112,7 +112,7 @@ def test_suspend__keeps_what_is_set(registry: WatchRegistry) -> None:
 
 
 def test_suspend__event_before_the_answer(registry: WatchRegistry) -> None:
-    """Nothing is left to restore when the events of all lost watches are here, or nobody wants them."""
+    """Nothing is left to restore when the events of all lost watches are here, or the watches are not wanted."""
     first, second = add(registry, DATA), add(registry, CHILDREN)
     registry.suspend(7)
     assert list(registry.triggered(CHANGED_EVENT, "/k")) == [first]

@@ -33,7 +33,7 @@ if "WORKSHOP_MAX_WAIT" in os.environ:
 CELERY_WORKER_PROC_ALIVE_TIMEOUT = scaled(60)
 CELERY_WORKER_LOST_WAIT = float(os.environ.get("WORKSHOP_LOST_WAIT", "10"))
 if "WORKSHOP_QUORUM" in os.environ:
-    # RabbitMQ delays messages of topic exchanges alone. The queue of this worker is not the default one, which nobody
+    # RabbitMQ delays messages of topic exchanges alone. The queue of this worker is not the default one, which nothing
     # declares; Celery 5.5 binds no queue that comes after it.
     CELERY_TASK_QUEUES = [
         Queue(name, Exchange(name, type="topic"), routing_key=name, queue_arguments={"x-queue-type": "quorum"})

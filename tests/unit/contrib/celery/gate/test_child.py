@@ -234,7 +234,7 @@ def test_lost__reason_comes_later() -> None:
 
 
 def test_lost__given_up_by_another() -> None:
-    """A hold that somebody else has let go is lost, also for the body that has it."""
+    """A hold that another process has let go is lost, also for the body that has it."""
     hold = Hold()
     held = hold.taken()
     hold.words.hold_id = 0

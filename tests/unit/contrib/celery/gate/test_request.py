@@ -487,7 +487,7 @@ def test_not_claimed__others_wait(forks: bool) -> None:
 
 
 def test_not_claimed__the_body_was_first() -> None:
-    """A hold that the body has taken stays with it, whoever waits."""
+    """A hold that the body has taken stays with it, whatever waits."""
     locked, in_child = Workplace().running(pid=None)
     assert in_child.claim(71)
     locked._release_unclaimed()
@@ -504,7 +504,7 @@ def test_not_claimed__the_body_has_ended() -> None:
 
 
 def test_not_claimed__child_has_yet_to_start() -> None:
-    """A hold waits for a body in a child that has yet to start as long as it takes, whoever waits."""
+    """A hold waits for a body in a child that has yet to start as long as it takes, whatever waits."""
     workplace = Workplace()
     locked, _in_child = workplace.running(pid=None)
     now = monotonic() + 2 * MAX_READY
@@ -518,7 +518,7 @@ def test_not_claimed__child_has_yet_to_start() -> None:
 
 
 def test_followed__beside_requests_without_a_node() -> None:
-    """Requests whose session has just ended do not matter to who waits behind a request; nor do those for several."""
+    """Requests whose session has just ended do not matter to what waits behind a request; nor do those for several."""
     workplace = Workplace()
     locked, _in_child = workplace.running()
     for nodes in [{}, {"/k": "/k/1"}, {"/k": "/k/2", "/l": "/l/1"}]:

@@ -129,7 +129,7 @@ def test_claim__once_it_is_withdrawn() -> None:
 
 
 def test_claim__lease_over() -> None:
-    """A hold whose lease is over cannot be claimed, and is claimed by nobody: its parent may give it up."""
+    """A hold whose lease is over cannot be claimed, and is claimed by no child: its parent may give it up."""
     session = Session()
     session.lease_end = boottime() - 1.0
     cell, in_one = opened(Scoreboard(), 1, Contender(session))
@@ -240,7 +240,7 @@ def test_claim__of_a_thread() -> None:
 @pytest.mark.shows("faults#the-lock-is-lost-when-the-body-has-ended-and-the-main-process-does-not-know-of-the-end")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_end__while_it_is_killed() -> None:
-    """A body cannot end while its child is being killed: whoever reads the end knows that nothing kills the child."""
+    """A body cannot end while its child is being killed: a reader of the end knows that nothing kills the child."""
     scoreboard = Scoreboard()
     cell, in_one = opened(scoreboard, 1)
     assert in_one.claim(71)

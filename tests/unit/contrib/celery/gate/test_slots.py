@@ -1,4 +1,4 @@
-"""Turns and slots: who asks for a lock, who runs next, and what becomes of slots that nobody needs."""
+"""Turns and slots: which request asks for a lock, which runs next, and what becomes of slots that no request needs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def wait_behind(locked: Any) -> None:
 
 
 def test_turn__keeps_the_slot_while_it_asks(workplace: Workplace) -> None:
-    """A request asks for its lock when it has a slot, which nobody else uses until there is an answer."""
+    """A request asks for its lock when it has a slot, which no other request uses until there is an answer."""
     locked = workplace.waiting()
     unlocked(workplace, "behind")
     assert (locked.phase, locked.attempts.starts) == (Phase.QUEUED, 0)
