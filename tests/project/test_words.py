@@ -1,4 +1,4 @@
-"""The words of comments and docstrings in the package."""
+"""The words of comments and docstrings."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import django_zklock
-
-PACKAGE = Path(django_zklock.__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("benchmarks", "django_zklock", "scripts", "testproject", "tests")
 # Processes, nodes and callers are things; what stands in backquotes is code.
 PRONOUNS = re.compile(r"\b(who|whom|whoever|somebody|nobody)\b", re.IGNORECASE)
 CODE = re.compile(r"``.*?``|`.*?`", re.DOTALL)
@@ -30,10 +29,11 @@ def prose(path: Path) -> list[tuple[int, str]]:
 
 
 def test_words() -> None:
-    """No comment or docstring of the package speaks of a thing as of a person, and no docstring begins with "Give"."""
+    """No comment or docstring speaks of a thing as of a person, and no docstring begins with "Give"."""
     found = [
-        (str(path.relative_to(PACKAGE)), line)
-        for path in sorted(PACKAGE.rglob("*.py"))
+        (str(path.relative_to(ROOT)), line)
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
         for line, text in prose(path)
         if PRONOUNS.search(text) or re.match(r'"""(Gives?|Have)\b', text)
     ]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 Answer = Callable[[str], "Iterable[bytes] | None"]
-"""Gives the pieces of the answer to a word; ``None`` for no answer, and no end of the connection either."""
+"""Sets the pieces of the answer to a word; ``None`` for no answer, and no end of the connection either."""
 
 SERVING = """Zookeeper version: {version}-deadbeef, built on 2026-01-01 00:00 UTC
 Latency min/avg/max: 0/1.5/12
