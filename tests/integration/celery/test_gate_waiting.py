@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from django_zklock import LockConflict, LockTimeout
+from django_zklock.zk.pool import Pool
+from tests.toolbox.django.layer import OtherClient
 from tests.toolbox.timing import scaled, wait_until
 
 pytestmark = [
@@ -44,6 +47,29 @@ def test_parked__leaves_slot_and_window(workshop: Any, key: str) -> None:
     tokens = [workshop.result(task)["token"] for task in waiting]
     assert tokens == sorted(tokens)
     workshop.wait_empty(key)
+
+
+def test_parked__by_its_key(workshop: Any, key: str) -> None:
+    """A task waits in the ensemble that has its key, and runs with that lock."""
+    far = f"{key}:elsewhere"
+    options = dataclasses.replace(workshop.pool.options, root=f"{workshop.root}/elsewhere")
+    with contextlib.closing(Pool("elsewhere", options)) as pool:
+        other_client = OtherClient(pool)
+        other_client.take(far)
+        task = workshop.send("hold_by_key", far, f"{key}:gate")
+        wait_until(lambda: len(workshop.nodes_at(pool.path(far))) == 2, SOON, "the task waits there")
+        assert workshop.nodes(far) == []
+        other_client.release(far)
+        assert workshop.entered(f"{key}:gate")["key"] == far
+        assert len(workshop.nodes_at(pool.path(far))) == 1
+        workshop.let_go(f"{key}:gate")
+        assert workshop.result(task)["key"] == far
+        wait_until(lambda: not workshop.nodes_at(pool.path(far)), SOON, "the lock is free")
+    near = workshop.send("hold_by_key", key, f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    assert len(workshop.nodes(key)) == 1
+    workshop.let_go(f"{key}:gate")
+    assert workshop.result(near)["key"] == key
 
 
 def test_no_slot__is_no_wait(workshop: Any, key: str) -> None:

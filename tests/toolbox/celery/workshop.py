@@ -221,7 +221,10 @@ class Workshop:
     # The tree.
 
     def nodes(self, key: str) -> list[str]:
-        return self._observer.children(self.pool.path(key))
+        return self.nodes_at(self.pool.path(key))
+
+    def nodes_at(self, path: str) -> list[str]:
+        return self._observer.children(path)
 
     def holders(self, key: str) -> list[Identity]:
         """Return the identities of the holders."""

@@ -20,6 +20,7 @@ ZKLOCK = {
         "CONNECT_TIMEOUT": float(os.environ.get("WORKSHOP_CONNECT_TIMEOUT", "5")),
     },
 }
+ZKLOCK["elsewhere"] = ZKLOCK["default"] | {"ROOT": f"{os.environ['WORKSHOP_ROOT']}/elsewhere"}
 CELERY_RESULT_BACKEND = os.environ["WORKSHOP_BOARD"]
 CELERY_TASK_IGNORE_RESULT = False
 # As the documents say; otherwise a result that the garbage collector finalizes can stop such a worker for good.

@@ -279,6 +279,12 @@ def hold(key: str, gate: str) -> dict[str, Any]:
 
 
 @shared_task
+@zk_locked("{key}", using=lambda key: "elsewhere" if key.endswith(":elsewhere") else "default")
+def hold_by_key(key: str, gate: str) -> dict[str, Any]:
+    return stay(gate)
+
+
+@shared_task
 @zk_locked("{shop}:{document}")
 def bill(shop: str, document: str, gate: str, stubborn: bool = False) -> dict[str, Any]:
     """Work as long as the test wants; a stubborn task does not end by SIGTERM, like code that catches everything."""
