@@ -40,6 +40,10 @@ CLEANUP_TIMEOUT = 1.0
 FENCED_ROWS = 1000
 # Seconds. With a larger offset between the clocks, ages and start times mislead.
 MAX_CLOCK_OFFSET = 1.0
+# How many empty container nodes ZooKeeper removes by default (ContainerManager, znode.container.maxPerMinute).
+REMOVED_PER_MINUTE = 10_000
+# So many queues are more than what a busy minute leaves.
+MANY_QUEUES = 10 * REMOVED_PER_MINUTE
 
 
 def examine(pool: Pool) -> list[Finding]:
@@ -64,17 +68,20 @@ def examine(pool: Pool) -> list[Finding]:
 def _make_round_trip(lock: Lock, session: Session, deadline: Deadline) -> list[Finding]:
     root = lock.pool.options.root
 
-    def connect() -> RequestScript[None]:
+    def count_queues() -> RequestScript[int | None]:
         # Every answer proves the connection: ROOT may not exist yet, and a lock does not need permission to read it.
-        with contextlib.suppress(KazooException):
-            yield [partial(session.wire.get, root)]
+        try:
+            ((_data, stat),) = yield [partial(session.wire.get, root)]
+        except KazooException as error:
+            return 0 if isinstance(error, NoNodeError) else None
+        return int(stat.numChildren)
 
     def read_stat() -> RequestScript[Any]:
         ((_data, stat),) = yield [partial(session.wire.get, held.node)]
         return stat
 
     # Connect first, so that the measured time is that of the lock alone.
-    scripts.run(session, connect, action=f"read {root}", timeout=deadline.remaining())
+    queues = scripts.run(session, count_queues, action=f"read {root}", timeout=deadline.remaining())
     # Before our own token, which is larger then than that of every row, if the ensemble has its data.
     fences = _read_fences(lock.pool.name)
     began, began_at = monotonic(), time.time()
@@ -83,13 +90,24 @@ def _make_round_trip(lock: Lock, session: Session, deadline: Deadline) -> list[F
     try:
         action = f"read {held.node}"
         stat: ZnodeStat = scripts.run(session, read_stat, action=action, timeout=deadline.remaining())
-        findings = [_examine_fence(held, *each) for each in fences]
+        findings = [_queues(root, queues)] if queues is not None else []
+        findings += [_examine_fence(held, *each) for each in fences]
     finally:
         held.release()
     found = f"a lock was acquired in {seconds * 1000:.1f} ms, with the token {held.token}"
     # The node was created at some time during the acquisition.
     clock_offset = began_at + seconds / 2 - stat.ctime / 1000
     return [Examination("lock.trial", root).ok(found), _clock(clock_offset, seconds), *findings]
+
+
+def _queues(root: str, count: int) -> Finding:
+    examined = Examination("root.queues", root)
+    if count <= REMOVED_PER_MINUTE:
+        return examined.ok("1 queue" if count == 1 else f"{count:,} queues")
+    found = f"{count:,} queues: ZooKeeper removes at most {REMOVED_PER_MINUTE:,} empty ones a minute by default"
+    advice = "Remove the empty ones by `zklock prune`. If more keys than that are new in a minute, raise "
+    advice += "znode.container.maxPerMinute, a system property of Java, on each server, or use fewer keys."
+    return examined.warning(found, advice) if count > MANY_QUEUES else examined.info(found, advice)
 
 
 def _read_fences(alias: str) -> list[tuple[Examination, int | Exception]]:

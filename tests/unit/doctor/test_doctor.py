@@ -87,6 +87,31 @@ def test_kazoo(monkeypatch: pytest.MonkeyPatch, version: str, is_named: bool) ->
     )
 
 
+# The tree.
+
+
+@pytest.mark.parametrize(
+    ("count", "level", "found"),
+    [
+        (1, "ok", "1 queue"),
+        (2, "ok", "2 queues"),
+        (3, "info", "3 queues: ZooKeeper removes at most 2"),
+        (5, "warning", "5 queues"),
+    ],
+)
+def test_queues(
+    zklock: str, kazoo_client: KazooClient, monkeypatch: pytest.MonkeyPatch, count: int, level: str, found: str
+) -> None:
+    """More queues than ZooKeeper removes in a minute are worth knowing, many more are a warning."""
+    monkeypatch.setattr(roundtrip, "REMOVED_PER_MINUTE", 2)
+    monkeypatch.setattr(roundtrip, "MANY_QUEUES", 4)
+    for number in range(count):
+        kazoo_client.create(f"{zklock}/k{number}", makepath=True)
+    finding = examine_one("root.queues")
+    assert (finding.level, finding.subject) == (level, zklock)
+    assert finding.found.startswith(found)
+
+
 # A sound configuration.
 
 
@@ -100,7 +125,7 @@ def test_alone__all_is_well(zklock: str, kazoo_client: KazooClient) -> None:
     assert set(levels) == {
         "settings.readable", "settings.checks", "ensemble.server", "ensemble.words", "ensemble.leader",
         "ensemble.version", "lock.trial", "lock.release", "clock.offset", "pool.sessions",
-        "fencing.generation",
+        "root.queues", "fencing.generation",
         "pool.connect-timeout", "session.timeout", "session.ticks", "security.tls", "security.credentials",
     }  # fmt: skip
     assert all(found == {"ok"} for found in levels.values()), findings
