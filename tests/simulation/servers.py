@@ -290,6 +290,8 @@ class Ensemble:
         self.servers = [Server(f"server {number + 1}", self) for number in range(size)]
         self.epoch = 0
         self.elections = -1
+        # When the newest leader was elected, under which every session has its whole timeout again.
+        self.elected_at = 0.0
         self._sessions = 0x1000
         self.elect(self.servers[leader], 0.0)
 
@@ -339,6 +341,7 @@ class Ensemble:
         supporters = self.supporters(leader)
         self.epoch += 1
         self.elections += 1
+        self.elected_at = now
         self.note(leader.name, leader.name, f"leads epoch {self.epoch}")
         leader.lead(self.epoch, now)
         for each in supporters:

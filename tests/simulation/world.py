@@ -301,6 +301,10 @@ class World:
         for _ in range(3 * 14):
             self.drain()
             self.take(self._calm_time())
+        # A session that a leader without a majority has ended has its nodes until the next leader ends it too.
+        while self.now < max(self.quiet_from, self.ensemble.elected_at + SESSION_TIMEOUT) + PING_INTERVAL:
+            self.drain()
+            self.take(self._calm_time())
         self.drain()
         self.judge.check_end()
 
