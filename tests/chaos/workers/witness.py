@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import inspect
 import logging
 import os
+import signal
 import threading
 from collections import Counter
 from functools import partial
@@ -133,6 +135,8 @@ def _witness_publications() -> None:
 @worker_process_init.connect
 def begin_child(**_: Any) -> None:
     write("child", main=_main[0])
+    # Celery's own signal for the main process is SIGUSR1.
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
 
 
 @task_received.connect
@@ -193,6 +197,25 @@ def chaos_state(state: Any, **_: Any) -> dict[str, Any]:
         # The thread of the log ends when there is nothing to write.
         "threads": sorted(thread.name for thread in threading.enumerate() if thread.name != "zklock-log"),
     }
+
+
+@inspect_command()
+def chaos_jobs(state: Any, **_: Any) -> list[dict[str, Any]]:
+    """Return what the pool of processes knows of each job that it has, and whether the loop reads that process."""
+    consumer = state.consumer
+    pool = consumer.pool._pool
+    found = []
+    for job in list(pool._cache.values()):
+        process = job._write_to or job._scheduled_for
+        found.append({
+            "job": job._job, "task": job.correlation_id, "accepted": job._accepted, "pid": job._worker_pid,
+            "written_to": process and process.pid,
+            "is_alive": bool(process and process._is_alive()),
+            "is_busy": bool(process and process.inqW_fd in pool._busy_workers),
+            "is_known": bool(process and pool._fileno_to_outq.get(process.outqR_fd) is process),
+            "reader": str(process and consumer.hub.readers.get(process.outqR_fd)),
+        })  # fmt: skip
+    return found
 
 
 def _count(name: str) -> int | None:

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -522,12 +522,22 @@ class Workers:
             quiet = 0 if any(left.values()) else quiet + 1
             if time.monotonic() > deadline:
                 self._errors.append(f"the workers do not settle: {left}")
+                self._errors += self._describe(left)
                 break
             time.sleep(1.0)
         write("settled")
         # A worker that was restarted last may not have had a lock, and so has fewer threads than before.
         self._probe()
         return self._errors
+
+    def _describe(self, left: Collection[str]) -> Iterator[str]:
+        """Say what the pools of these workers know of their jobs, and let their children write their stacks."""
+        for worker in self.all.values():
+            if worker.name in left:
+                yield f"the jobs of {worker.name}: {self._ask(worker, 'chaos_jobs')}"
+                for child in worker.children():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(child, signal.SIGUSR2)
 
     def _left(self) -> dict[str, Any]:
         for worker in self.all.values():
