@@ -635,8 +635,9 @@ class Workers:
 
 def _wrong_counts(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     """Return what an idle worker has counted wrong."""
-    # After a reconnect Celery counts up again from a lower number, and loses countdowns, also without the gate.
-    if not SLOTS <= now["prefetch"] <= before["prefetch"]:
+    # After a reconnect Celery counts up again from a lower number, and loses countdowns, also without the gate: what it
+    # has added for each is cut off at its maximum, and subtracted nevertheless when the countdown is over, down to 1.
+    if not 1 <= now["prefetch"] <= before["prefetch"]:
         yield f"the prefetch count was {before['prefetch']} and is {now['prefetch']}"
     gate = now["gate"]
     if gate is not None:
