@@ -49,7 +49,8 @@ def zk_lock(
 ) -> Lock:
     """Return the lock named ``key`` of the ensemble ``ZKLOCK[using]``. No I/O.
 
-    ``using`` may be a function of the key that returns the alias: the same one for all keys of a lock.
+    ``using`` may be a function of the key that returns the alias. It is called here, once for each key, and for one key
+    it must return the same alias in every process.
 
     A list or tuple of keys makes one lock of all of them. Acquiring it takes all keys or none. Code that acquires
     keys only in this way cannot deadlock, whatever the order of the keys.
@@ -71,11 +72,12 @@ def zk_lock(
     changes nothing. It is for plain code: acquiring it in async code raises ``TypeError``.
 
     Raise ``ValueError`` for an empty key, a key of more than 1 kB or of invalid text, a key that occurs twice, more
-    keys than fit in one request (a thousand do), an unknown mode, an unknown ``release``, ``release="commit"`` with
-    ``reentrant=False``, a negative timeout, and a key with an address in memory, as an f-string makes it of an object
-    without a ``__str__``; ``TypeError`` for a key, a template or a label that is not a ``str``, a limit that is not
-    positive, a limit with a mode, a timeout of another type and an argument that does not exist;
-    ``ImproperlyConfigured`` for an alias that is not configured.
+    keys than fit in one request (a thousand do), keys for which ``using`` returns different aliases, an unknown mode,
+    an unknown ``release``, ``release="commit"`` with ``reentrant=False``, a negative timeout, and a key with an address
+    in memory, as an f-string makes it of an object without a ``__str__``; ``TypeError`` for a key, a template or a
+    label that is not a ``str``, a limit that is not positive, a limit with a mode, a timeout of another type, a
+    ``using`` that does not return a ``str``, and an argument that does not exist; ``ImproperlyConfigured`` for an alias
+    that is not configured.
     """
     if unknown:
         raise arguments.unexpected("zk_lock", unknown, _PARAMETERS)
@@ -156,8 +158,9 @@ def _check_label(label: object) -> str:
 def current_lock(key: str | None = None, *, using: Using | None = None) -> Held | None:
     """Return the innermost hold of the calling asyncio task, greenlet or thread, ``None`` if it holds nothing.
 
-    With ``key``, return the innermost hold of that lock of the alias ``using``, by default ``"default"``. With
-    ``using`` alone, return the innermost hold of any lock of that alias.
+    With ``key``, return the innermost hold of that lock of the alias ``using``, by default ``"default"``, or of the one
+    that ``using`` returns for the key. With ``using`` alone, return the innermost hold of any lock of that alias; raise
+    ``TypeError`` if it is a function.
     """
     if key is not None:
         using = alias_of(key, DEFAULT_ALIAS if using is None else using)

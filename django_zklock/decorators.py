@@ -132,7 +132,8 @@ def zk_locked(
     take together. ``mode`` and ``limit`` are those of :func:`~django_zklock.zk_lock`.
 
     ``using`` is the alias of the ensemble in ``ZKLOCK``, or a function that takes the key and returns the alias, which
-    must be the same for all keys of one lock, and for one key in every process.
+    must be the same for one key in every process. A call raises ``ValueError`` if the keys of its lock have different
+    ones, and ``TypeError`` for what is no ``str``.
 
     ``timeout`` is how long a call waits for the lock, in seconds or as a ``timedelta``: ``None`` waits without a limit,
     0 tries once. If it is not given, ``on_conflict="wait"`` and ``"coalesce"`` wait without a limit, and every other

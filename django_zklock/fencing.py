@@ -41,7 +41,8 @@ class FencedModel(models.Model):
     Without a lock it is Django's own, and leaves the fence alone. Everything else that writes is Django's own too.
 
     A row belongs to one lock of one ensemble: tokens of others cannot be compared. ``fence_using`` is the alias of the
-    ensemble in ``ZKLOCK``, or the function of the key that the locks have as ``using``.
+    ensemble in ``ZKLOCK``, or the function of the key that the locks have as ``using``, which is then called
+    for the key of every lock that the caller holds.
     """
 
     fence = models.BigIntegerField(_("fence"), default=0, db_default=0, editable=False)

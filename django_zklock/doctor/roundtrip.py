@@ -40,7 +40,7 @@ CLEANUP_TIMEOUT = 1.0
 FENCED_ROWS = 1000
 # Seconds. With a larger offset between the clocks, ages and start times mislead.
 MAX_CLOCK_OFFSET = 1.0
-# How many empty container nodes ZooKeeper removes by default (ContainerManager, znode.container.maxPerMinute).
+# How many empty container nodes ZooKeeper removes at most, by default (ContainerManager, znode.container.maxPerMinute).
 REMOVED_PER_MINUTE = 10_000
 # So many queues are more than what a busy minute leaves.
 MANY_QUEUES = 10 * REMOVED_PER_MINUTE
