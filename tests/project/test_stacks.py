@@ -9,9 +9,12 @@ import sys
 import textwrap
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests import conftest
 from tests.toolbox.processes.process import Process, StartError
 from tests.toolbox.processes.project import ProjectProcess
 from tests.toolbox.processes.stacks import HERE, STACKS, Stacks
@@ -225,3 +228,13 @@ def test_sitecustomize__nobody_asks(path: str | None) -> None:
     environment |= {"PYTHONPATH": HERE} | ({VARIABLE: path} if path else {})
     said = subprocess.run([sys.executable, "-c", ""], env=environment, capture_output=True, text=True, check=True)
     assert (said.stdout, said.stderr) == ("", "")
+
+
+def test_summary__is_one_line() -> None:
+    """The stacks, which are a part of the message, are not in the line of the summary."""
+    crash = SimpleNamespace(message="AssertionError: not within 5 s\nProcess 7, sleep: it has no stacks to tell")
+    hook: Any = conftest.pytest_runtest_makereport()
+    next(hook)
+    with pytest.raises(StopIteration):
+        hook.send(SimpleNamespace(longrepr=SimpleNamespace(reprcrash=crash)))
+    assert crash.message == "AssertionError: not within 5 s"
