@@ -216,6 +216,29 @@ def test_broker_gone__dropped_task(
             workshop.close()
 
 
+@pytest.mark.shows("faults#the-brokers-connections-are-cut")
+def test_cut_while_a_result_is_read__child_is_used(
+    broker: Redis, zookeeper: ZooKeeper, notes: Redis, workshop_observer: Observer, key: str
+) -> None:
+    """A child whose result was read in part when the connection was lost gets the next task."""
+    workshop = Workshop(zookeeper, broker, notes, workshop_observer, session_timeout=SESSION_TIMEOUT, gate=True)
+    try:
+        workshop.start(concurrency=1)
+        failed = workshop.send("fail_in_pieces", key, f"{key}:gate")
+        workshop.entered(f"{key}:gate")
+        # The loop has turned when it has answered: it has read the first piece.
+        broker_audit.ask(workshop, "ping")
+        broker_audit.cut_and_wait(workshop, None)
+        workshop.let_go(f"{key}:gate")
+        workshop.send("workshop.journal.locked", key, f"{key}:journal")
+        broker_audit.wait_runs(workshop, f"{key}:journal", 1)
+        assert failed.state == "FAILURE"
+        workshop.wait_empty(key, TIMEOUT)
+        wait_until(lambda: not broker_audit.ask(workshop, "active"), TIMEOUT, "no task runs")
+    finally:
+        workshop.close()
+
+
 def _runs(pid: int) -> bool:
     """Return whether the process runs: the worker reads its exit status when it has a broker."""
     try:

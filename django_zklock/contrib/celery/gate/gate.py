@@ -108,6 +108,8 @@ class Gate:
         self._consumer_thread = threading.get_ident()
         self.window.attach(self.consumer.qos)
         delivery.restore_in_order(self.consumer)
+        if self.forks:
+            pool.keep_partial_results(self.consumer.pool)
 
     def stop(self) -> None:
         """End all requests whose tasks do not run, and those that Celery has dropped: they are delivered again."""

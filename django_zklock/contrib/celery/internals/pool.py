@@ -46,6 +46,31 @@ def has_lost_job(pool: Any, request: Request) -> bool:
     return job is None or job._job not in jobs  # noqa: SLF001
 
 
+def keep_partial_results(pool: Any) -> None:
+    """Let the prefork ``pool`` read on in a result of which it had read a part when the broker's connection was lost.
+
+    A child writes a result of more than 16 kB in two pieces. Celery's loop forgets its readers with the connection, and
+    would take the rest for the beginning of another result: it never looks at that child again, whose slot is lost.
+    """
+    pool = pool._pool  # noqa: SLF001 - no other way to the reader of results
+    reader = getattr(pool, "_result_handler", None)
+    receive = getattr(reader, "_recv_message", None)
+    if receive is None or "_recv_message" in vars(reader):
+        return
+    begun: dict[int, tuple[Any, Any]] = {}
+
+    def resume(add_reader: Any, fd: int, callback: Any) -> Any:
+        child = pool._fileno_to_outq.get(fd)  # noqa: SLF001
+        of_child, message = begun.get(fd, (None, None))
+        # A generator that has ended has no frame. Another child may use the descriptor of one that died.
+        if of_child is not child or message.gi_frame is None:
+            message = receive(add_reader, fd, callback)
+            begun[fd] = child, message
+        return message
+
+    vars(reader)["_recv_message"] = resume
+
+
 def take_callbacks(request: Request, ours: Any) -> dict[str, Callable[..., Any]]:
     """Let the pool report to ``ours`` instead of ``request``; return what it reported to."""
     theirs = {name: getattr(request, name) for name in _CALLBACKS}

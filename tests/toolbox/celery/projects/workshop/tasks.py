@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from billiard.connection import Connection
 from celery import Task, chain, current_task, shared_task, signature
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.result import allow_join_result
@@ -779,3 +780,23 @@ def call_others(key: str) -> dict[str, Any]:
             "chain": chain(carry.s([], key), carry.s(f"{key}:other")).apply().get(),
             "after": facts(),
         }
+
+
+@app.task
+@zk_locked("{key}")
+def fail_in_pieces(key: str, gate: str) -> None:
+    """Fail with a result that the child writes in two pieces, and wait between them until the gate is opened."""
+    connection: Any = Connection
+    write = connection._send
+
+    def write_and_wait(self: Any, piece: bytes) -> None:
+        write(self, piece)
+        # The length of what follows.
+        if len(piece) == 4:
+            connection._send = write
+            board().rpush(f"{gate}:in", json.dumps(key))
+            board().blpop([f"{gate}:out"], timeout=scaled(60))
+
+    connection._send = write_and_wait
+    msg = "much to say" * 2_000
+    raise ValueError(msg)
