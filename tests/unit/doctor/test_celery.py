@@ -105,9 +105,15 @@ def test_tasks(app: Celery) -> None:
     @zk_locked("k", using="other")
     def other() -> None: ...
 
+    # Some of its keys may be of this alias.
+    @app.task(name="shop.spread", shared=False)
+    @zk_locked("{number}", using=lambda _key: "other")
+    def spread(number: int) -> None: ...
+
     finding = one("celery.tasks")
     assert finding.level == "ok"
-    assert finding.found == "shop.bill (skip), shop.book (RetryLater), shop.send (wait, without the gate)"
+    listed = "shop.bill (skip), shop.book (RetryLater), shop.send (wait, without the gate), shop.spread (wait)"
+    assert finding.found == listed
 
 
 def test_bypass(app: Celery) -> None:

@@ -565,6 +565,13 @@ def test_fences(generation: int, level: str, configure: Callable[..., None]) -> 
     assert ("GENERATION" in finding.advice) == (level == "error")
 
 
+def test_fences__of_a_function(configure: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row does not tell the ensemble that a function of its key chose, so its fence is compared with none."""
+    configure()
+    monkeypatch.setattr(Account, "fence_using", staticmethod(lambda _key: "default"))
+    assert "fencing.generation" not in examine()
+
+
 @pytest.mark.django_db
 def test_fences__written_meanwhile(configure: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where others write all the time, a holder that is later than the doctor is no sign of a loss."""
