@@ -16,7 +16,7 @@ from typing import Any, Literal, Never, get_args
 
 from django_zklock import signals
 from django_zklock.conf import DEFAULT_ALIAS
-from django_zklock.connections import Using, alias_of, connections
+from django_zklock.connections import Using, alias_of, check_using, connections
 from django_zklock.key_value import reject_address
 from django_zklock.transactions import CommitLock, Release, check_outside
 from django_zklock.zk import arguments
@@ -76,7 +76,7 @@ def zk_lock(
     an unknown ``release``, ``release="commit"`` with ``reentrant=False``, a negative timeout, and a key with an address
     in memory, as an f-string makes it of an object without a ``__str__``; ``TypeError`` for a key, a template or a
     label that is not a ``str``, a limit that is not positive, a limit with a mode, a timeout of another type, a
-    ``using`` that does not return a ``str``, and an argument that does not exist; ``ImproperlyConfigured`` for an alias
+    ``using`` that is or returns no ``str``, and an argument that does not exist; ``ImproperlyConfigured`` for an alias
     that is not configured.
     """
     if unknown:
@@ -85,7 +85,11 @@ def zk_lock(
     if "0x" in (key if isinstance(key, str) else repr(key)):
         for each in [key] if isinstance(key, str) else key:
             reject_address(each)
-    alias = using if isinstance(using, str) else alias_of(key, using)
+    if isinstance(using, str):
+        alias = using
+    else:
+        check_using(using)
+        alias = alias_of(key, using)
     pool = connections[alias]
     if label is not None:
         place: Work | None = Work(kind="label", name=_check_label(label))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from inspect import iscoroutinefunction, signature
 from typing import Any
 
 from django.apps import apps
@@ -15,6 +16,8 @@ from django.dispatch import receiver
 from django_zklock import conf
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.zk import background, owners
+from django_zklock.zk.lock import check_keys
+from django_zklock.zk.paths import check_key
 from django_zklock.zk.pool import CLOSE_TIMEOUT, Pool, PoolOptions
 from django_zklock.zk.waiting import Deadline
 
@@ -27,14 +30,33 @@ Using = str | Callable[[str], str]
 """The alias of an ensemble, or a function that returns the alias of the ensemble that has the lock of a key."""
 
 
+def check_using(using: object) -> None:
+    """Raise ``TypeError`` for what is neither an alias nor a plain function that can be called with a key."""
+    if isinstance(using, str):
+        return
+    if not callable(using):
+        raise TypeError(f"using must be the name of an alias in ZKLOCK, or a function of the key, got {using!r}")
+    if iscoroutinefunction(using) or iscoroutinefunction(type(using).__call__):
+        raise TypeError(f"using={using!r} is async: it would never be awaited")
+    # Some builtins have no signature.
+    with suppress(ValueError):
+        shape = signature(using)
+        try:
+            shape.bind("key")
+        except TypeError as error:
+            raise TypeError(f"using={using!r} is called with the key alone: {error}") from error
+
+
 def alias_of(key: str | Sequence[str], using: Using) -> str:
     """Return the alias of the ensemble that has the lock ``key``, which ``using`` is or returns.
 
-    Raise ``ValueError`` for keys on different ensembles, and ``TypeError`` for what is no alias.
+    Raise ``ValueError`` for keys on different ensembles and what no lock can have as a key, and ``TypeError`` for what
+    is no alias or no key.
     """
     if isinstance(using, str):
         return using
-    keys = [key] if isinstance(key, str) else key
+    # Before the user's function has them.
+    keys = check_keys(key) if isinstance(key, (list, tuple)) else (check_key(key),)
     keys_of: dict[str, str] = {}
     for each in keys:
         alias = using(each)

@@ -32,7 +32,7 @@ from django.http import HttpRequest, HttpResponse
 from django_zklock.api import Mode
 from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.conflict import ConflictPolicy, OnConflict, OnLost, OnUnavailable, Skipped, UnavailablePolicy
-from django_zklock.connections import Using
+from django_zklock.connections import Using, check_using
 from django_zklock.key_template import compile_key, metric_name, plain_fields, warn_of_mistakes
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk import arguments, paths
@@ -189,8 +189,7 @@ def zk_locked(
         raise TypeError(f"the key must be a template or a callable that returns the key, got {key!r}: write {USAGE}")
     if on_conflict == "coalesce" and isinstance(key, (list, tuple)) and len(key) > 1:
         raise TypeError(f'on_conflict="coalesce" is for one key, got {list(key)!r}')
-    if not isinstance(using, str) and not callable(using):
-        raise TypeError(f"using must be the name of an alias in ZKLOCK, or a function of the key, got {using!r}")
+    check_using(using)
     if not isinstance(atomic, (bool, str)):
         raise TypeError(f"atomic must be True, False or the name of a database, got {atomic!r}")
     if atomic == "":

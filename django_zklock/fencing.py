@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_zklock import conf
 from django_zklock.conf import DEFAULT_ALIAS, TOKEN_BITS
-from django_zklock.connections import Using, alias_of
+from django_zklock.connections import Using, alias_of, check_using
 from django_zklock.exceptions import NotHeld, StaleToken
 from django_zklock.zk import owners
 from django_zklock.zk.held import Held
@@ -120,12 +120,13 @@ class FencedModel(models.Model):
 
     @classmethod
     def check(cls, **kwargs: Any) -> list[checks.CheckMessage]:
-        """Return Django's messages about the model, and one if its alias is not in ``ZKLOCK``."""
+        """Return Django's messages about the model, and one if ``fence_using`` is no alias and no function."""
         messages = super().check(**kwargs)
         try:
+            check_using(cls.fence_using)
             if isinstance(cls.fence_using, str):
                 conf.database_options(cls.fence_using)
-        except ImproperlyConfigured as error:
+        except (ImproperlyConfigured, TypeError) as error:
             hint = "Set fence_using to the alias of the ensemble whose locks guard the rows."
             messages.append(checks.Error(str(error), hint=hint, obj=cls, id="django_zklock.E005"))
         return messages

@@ -252,18 +252,17 @@ class LockedCall:
                     return None, error
 
     def lock(
-        self, key: str | Sequence[str], work: Callable[[], Work | None], *, may_expire: bool = False, alias: str = ""
+        self, key: str | Sequence[str], alias: str, work: Callable[[], Work | None], *, may_expire: bool = False
     ) -> Lock:
-        """Return the lock of one call whose key is ``key``; ``work`` returns what the call is a part of.
+        """Return the lock of one call, ``key`` of the ensemble ``alias``; ``work`` returns what the call is a part of.
 
-        With ``may_expire`` the call may be given up while it waits, so no other call is skipped for it. ``alias`` is
-        given where it is known already.
+        With ``may_expire`` the call may be given up while it waits, so no other call is skipped for it.
         """
         if fields := fields_of(key):
             work = functools.partial(_with_arguments, work, ", ".join(fields))
         return Lock(
             key,
-            connections[alias or self._alias(key)],
+            connections[alias],
             rule=self.rule,
             reentrant=self.reentrant,
             listener=signals.listener,
@@ -276,13 +275,14 @@ class LockedCall:
     def _lock(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lock:
         """Return the lock of a call here; its work does not refer to the arguments, which would live with the lock."""
         key = self.key(args, kwargs)
-        alias = self._alias(key)
+        alias = self.alias(key)
         if self._is_command(args):
             name = type(args[0]).__module__.rpartition(".")[2]
-            return self.lock(key, functools.partial(self._command_work, alias, name), alias=alias)
-        return self.lock(key, functools.partial(self._own_work, alias), alias=alias)
+            return self.lock(key, alias, functools.partial(self._command_work, alias, name))
+        return self.lock(key, alias, functools.partial(self._own_work, alias))
 
-    def _alias(self, key: str | Sequence[str]) -> str:
+    def alias(self, key: str | Sequence[str]) -> str:
+        """Return the alias of the ensemble that has the lock ``key``."""
         return self.using if isinstance(self.using, str) else alias_of(key, self.using)
 
     # The lock asks for these before it joins the queue, and not for a nested hold.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from shlex import quote
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -45,6 +46,9 @@ HOLDER_READ_GRACE = 0.2
 # A healthy ensemble may leave a request unanswered for this long, because it or this machine is busy. A shorter timeout
 # does not mean that ZooKeeper is unavailable. Seconds.
 MAX_NORMAL_DELAY = 0.1
+
+# That of the commands without `--using`.
+_DEFAULT_ALIAS = "default"
 
 
 class Acquisition:
@@ -330,7 +334,9 @@ class Acquisition:
                 holder=holder,
             )
         what = "is taken" if timeout == 0 else f"was not granted within {timeout:g} s"
-        advice = program.spell("see `manage.py zklock show`, or wait longer with a larger timeout")
+        alias = lock.pool.name
+        using = "" if alias == _DEFAULT_ALIAS else f" --using {quote(alias)}"
+        advice = program.spell(f"see `manage.py zklock show{using}`, or wait longer with a larger timeout")
         return LockTimeout(
             f"lock {lock.key!r} {what}; {by}; {advice}",
             key=lock.key,

@@ -62,7 +62,7 @@ class Lock:
         coalesces: str | None = None,
         may_expire: bool = False,
     ) -> None:
-        self.keys = _several(key) if isinstance(key, (list, tuple)) else (paths.check_key(key),)
+        self.keys = check_keys(key) if isinstance(key, (list, tuple)) else (paths.check_key(key),)
         self.key = ", ".join(self.keys)
         # The data of the lock's node is the whole key, if the node's name has room for a part of it only.
         self._lock_paths = [
@@ -386,7 +386,8 @@ class Lock:
         )
 
 
-def _several(given: Sequence[str]) -> tuple[str, ...]:
+def check_keys(given: Sequence[str]) -> tuple[str, ...]:
+    """Return ``given`` if one lock can have all these keys; raise what :func:`.paths.check_key` raises if not."""
     if not given:
         raise ValueError("a lock needs at least one key, got an empty list")
     several = tuple(map(paths.check_key, given))

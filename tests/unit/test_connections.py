@@ -138,6 +138,23 @@ def test_using__no_alias(result: Any) -> None:
         current_lock(using=lambda _key: result)
 
 
+def test_using__no_function() -> None:
+    """What is no alias and cannot be called is named, also for a lock of a block."""
+    for using in (None, b"default"):
+        with pytest.raises(TypeError, match="using must be the name of an alias in ZKLOCK, or a function of the key"):
+            zk_lock("k", using=using)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", [b"k", 42, ["k", 7], "", [], "k" * 1025, ["k", "k"]], ids=repr)
+def test_using__no_key(key: Any) -> None:
+    """What no lock can have as its key raises what it raises without a function, which never sees it."""
+    with pytest.raises((TypeError, ValueError)) as plain:
+        zk_lock(key)
+    with pytest.raises(plain.type) as spread:
+        zk_lock(key, using=dict[str, str]().__getitem__)
+    assert str(spread.value) == str(plain.value)
+
+
 def test_set_aside(settings: Settings) -> None:
     """A pool that was set aside is not closed with the others, and is in use again afterwards."""
     settings.ZKLOCK = {"default": HERE, "other": HERE}

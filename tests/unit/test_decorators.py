@@ -367,6 +367,15 @@ if django.VERSION >= (6, 0):
 # What is refused at decoration.
 
 
+async def choose_later(_key: str) -> str:
+    return "default"
+
+
+class ChoosesLater:
+    async def __call__(self, _key: str) -> str:
+        return "default"
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -401,6 +410,9 @@ if django.VERSION >= (6, 0):
             "using must be the name of an alias in ZKLOCK, or a function of the key, got None",
         ),
         ({"using": ["default"]}, TypeError, "using must be the name of an alias"),
+        ({"using": choose_later}, TypeError, "is async: it would never be awaited"),
+        ({"using": ChoosesLater()}, TypeError, "is async: it would never be awaited"),
+        ({"using": lambda: "default"}, TypeError, "is called with the key alone: too many positional arguments"),
         ({"mode": "shared"}, ValueError, "mode must be one of 'exclusive', 'read', 'write', got 'shared'"),
         ({"limit": 0}, TypeError, "limit is how many may hold at once, .* as in limit=4, got 0"),
         ({"mode": "read", "limit": 2}, TypeError, "leave out mode='read' or the limit"),

@@ -48,6 +48,22 @@ def test_check(settings: Any) -> None:
 
 
 @isolate_apps("billing")
+@pytest.mark.parametrize("using", [None, 5, ("default",)], ids=repr)
+def test_check__no_alias(using: Any) -> None:
+    """What is neither an alias nor a function is found before the first row is written."""
+
+    class Report(FencedModel):
+        fence_using = using
+
+        class Meta:
+            app_label = "billing"
+
+    (message,) = Report.check()
+    assert message.id == "django_zklock.E005"
+    assert "using must be the name of an alias" in message.msg
+
+
+@isolate_apps("billing")
 @pytest.mark.django_db(transaction=True)
 def test_using__function(ensemble: Ensemble, settings: Any) -> None:
     """Rows whose locks are spread over ensembles take the tokens of the one that has their lock, and of no other."""

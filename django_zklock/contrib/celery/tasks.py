@@ -245,14 +245,15 @@ def outermost_lock(task: Any) -> tuple[LockedCall | None, tuple[Any, ...]]:
     return call, own
 
 
-def message_key(call: LockedCall, request: Any, own: tuple[Any, ...]) -> Any:
-    """Return the key of ``call``, the lock of the task of ``request``, in the worker's main process."""
+def message_key(call: LockedCall, request: Any, own: tuple[Any, ...]) -> tuple[Any, str]:
+    """Return the key and the alias of ``call``, the lock of the task of ``request``, in the worker's main process."""
     before = {each.alias for each in databases.all(initialized_only=True) if each.connection is not None}
     try:
         with current_request(request) if own else nullcontext():
-            return call.key((*own, *request.args), dict(request.kwargs))
+            key = call.key((*own, *request.args), dict(request.kwargs))
+            return key, call.alias(key)
     finally:
-        # If the key callable has queried the database, the children must not inherit the connection.
+        # If a callable as the key or as `using` has queried the database, the children must not inherit the connection.
         for each in databases.all(initialized_only=True):
             if each.alias not in before:
                 each.close()

@@ -48,7 +48,7 @@ def read_ticket(call: LockedCall, args: tuple[Any, ...], kwargs: dict[str, Any])
     if gate is None:
         reason = "it is not of this worker"
     elif (difference := _difference(ticket, task, call, args, kwargs)) is None:
-        return TicketOffer(gate, ticket, call.lock(ticket.keys, current_work), task.request.id)
+        return TicketOffer(gate, ticket, call.lock(ticket.keys, ticket.alias, current_work), task.request.id)
     else:
         if ticket.nodes:
             # The task cannot use the hold that the main process has for it.
@@ -85,18 +85,21 @@ def _difference(
 ) -> str | None:
     """Return why the lock of ``ticket`` is not that of this call; ``None`` if it is.
 
-    It is if the call is the outermost one of the body, and has the same key.
+    It is if the call is the outermost one of the body, and has the same key on the same ensemble.
     """
     if locked_call_in(task_body(task)[0])[0] is not call:
         return f"it is for the body of the task {task.name}, and the call of {call.name} is another one"
     try:
         # Since the message a `__call__`, a signal or `pydantic` may have changed the arguments.
         key = call.key(args, kwargs)
+        alias = call.alias(key)
     except Exception as error:  # noqa: BLE001 - the call will raise it
         return f"the arguments of the body give no key: {error!r}"
     keys = [key] if isinstance(key, str) else list(key)
     if keys != ticket.keys:
         return f"the arguments of the message give the key {ticket.keys!r}, and those of the body give {keys!r}"
+    if alias != ticket.alias:
+        return f"using gives {ticket.alias!r} in the main process, and {alias!r} where the body runs"
     return None
 
 

@@ -147,7 +147,7 @@ class Gate:
             call, own = outermost_lock(task)
             if call is None:
                 return None
-            key = message_key(call, request, own)
+            key, alias = message_key(call, request, own)
             # What the node says: the task, its worker, and that a child will run it.
             work = Work(
                 kind="task",
@@ -158,7 +158,7 @@ class Gate:
                 time_limit=worker.time_limit(request, self.consumer.controller),
             )
             # Celery discards a task that expires at that time, also while it waits here.
-            lock = call.lock(key, lambda: work, may_expire=request.expires is not None)
+            lock = call.lock(key, alias, lambda: work, may_expire=request.expires is not None)
             return GateRequest(self, request, call, lock)
         except Exception as error:  # noqa: BLE001 - the key is the user's
             # The same error will fail the task in its slot.

@@ -101,6 +101,7 @@ class GateRequest(AskingRequest):
             cell=self.cell.number if self.cell is not None else 0,
             hold_id=self.hold_id,
             keys=list(self.lock.keys),
+            alias=self.lock.pool.name,
             since=self._granted_at,
             waited=self._waited,
             contended=self.contended,

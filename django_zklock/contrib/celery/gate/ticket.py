@@ -26,6 +26,7 @@ class Ticket:
     cell: int
     hold_id: int
     keys: list[str]
+    alias: str
     # When the lock was decided, in seconds since the Unix epoch.
     since: float
     # Seconds; and whether another contender was in the way, and which.

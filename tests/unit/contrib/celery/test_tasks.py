@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import celery._state
@@ -28,7 +29,7 @@ from django_zklock import (
     zk_locked,
 )
 from django_zklock.api import current_work
-from django_zklock.contrib.celery import RetryLater, install
+from django_zklock.contrib.celery import RetryLater, install, tasks
 from django_zklock.locked_call import locked_call_of
 from django_zklock.zk.held import held_stack
 from tests.toolbox.django.layer import Ensemble, OtherClient
@@ -591,3 +592,26 @@ def test_retry_later__is_a_policy() -> None:
     """The name "retry" and an object of the class are both accepted."""
     assert policies(on_conflict="retry")[0] == RetryLater()
     assert policies(on_conflict=RetryLater(max_wait=5))[0] == RetryLater(max_wait=5)
+
+
+@pytest.mark.parametrize("queries", ["key", "using"])
+def test_message_key__queries_the_database(monkeypatch: pytest.MonkeyPatch, queries: str) -> None:
+    """A connection that was opened for a key, or for its ensemble, is closed: children would inherit it."""
+    database = SimpleNamespace(alias="default", connection=None)
+    database.close = lambda: setattr(database, "connection", None)
+    monkeypatch.setattr(tasks, "databases", SimpleNamespace(all=lambda **_: [database]))
+    seen = []
+
+    def query(text: str) -> str:
+        database.connection = object()
+        seen.append(text)
+        return "default"
+
+    @zk_locked(query if queries == "key" else "{name}", using=query if queries == "using" else "default")
+    def body(name: str) -> None: ...
+
+    call, own = tasks.outermost_lock(SimpleNamespace(run=body))
+    assert call is not None
+    request = SimpleNamespace(args=["a"], kwargs={})
+    assert tasks.message_key(call, request, own) == ("default" if queries == "key" else "a", "default")
+    assert (seen, database.connection) == (["a"], None)

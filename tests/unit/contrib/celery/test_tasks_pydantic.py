@@ -50,7 +50,7 @@ def key_at_the_gate(task: Any, *args: Any, **kwargs: Any) -> str:
     """Return the key that the main process of a worker makes of a task's arguments."""
     call, own = outermost_lock(task)
     assert call is not None
-    return call.lock(call.key((*own, *args), kwargs), lambda: None).key
+    return call.lock(call.key((*own, *args), kwargs), "default", lambda: None).key
 
 
 @pytest.mark.parametrize("function", [run, bound])

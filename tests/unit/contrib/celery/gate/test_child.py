@@ -30,8 +30,8 @@ from django_zklock.zk.waiting import boottime, monotonic
 def ticket_for(*keys: str, **facts: Any) -> Ticket:
     """Return the ticket that the main process "worker" makes for a hold of these keys."""
     known: dict[str, Any] = {
-        "origin": "worker", "cell": 3, "hold_id": 7, "keys": list(keys), "since": 1.0, "waited": 0.5,
-        "contended": False, "session_timeout": 4.0, "nodes": {"/a": "/a/node"}, "token": 5,
+        "origin": "worker", "cell": 3, "hold_id": 7, "keys": list(keys), "alias": "default", "since": 1.0,
+        "waited": 0.5, "contended": False, "session_timeout": 4.0, "nodes": {"/a": "/a/node"}, "token": 5,
     }  # fmt: skip
     return Ticket(**known | facts)
 
@@ -108,6 +108,19 @@ def test_ticket__what_differs() -> None:
         delivery.difference("b") == "the arguments of the message give the key ['a'], and those of the body give ['b']"
     )
     assert delivery.difference().startswith("the arguments of the body give no key: TypeError(")
+
+
+def test_ticket__another_ensemble() -> None:
+    """A function as `using` that says something else where the body runs: the hold does not count for that lock."""
+    aliases = iter(["default", "tenant-b"])
+
+    @zk_locked("{key}", using=lambda _key: next(aliases))
+    def spread(key: str) -> None: ...
+
+    delivery = Delivery(spread, "a")
+    assert delivery.fits("a")
+    there = "using gives 'default' in the main process, and 'tenant-b' where the body runs"
+    assert delivery.difference("a") == there
 
 
 def test_take__rest_of_the_timeout() -> None:
