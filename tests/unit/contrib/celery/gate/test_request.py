@@ -48,6 +48,13 @@ def test_steps__no_others(monkeypatch: pytest.MonkeyPatch, event: Event) -> None
             assert locked.phase in {after.phase for after in STEPS[event].values()}
 
 
+def test_states__of_all_pairs() -> None:
+    """Every pair that a step leads to or from has a word for operators, and no other pair."""
+    met = {pair for steps in STEPS.values() for step in steps.items() for pair in step}
+    assert met <= set(STATES)
+    assert {pair for pair in STATES if pair.phase is not Phase.OVER} <= met
+
+
 @pytest.mark.parametrize(("phase", "verdict"), sorted(STATES, key=str))
 def test_over__from_everywhere(phase: Phase, verdict: Verdict) -> None:
     """Whatever ends a request, and however often: its lock is released once, and nothing of it is left at the gate."""
