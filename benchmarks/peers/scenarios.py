@@ -38,6 +38,17 @@ ALL: tuple[Scenario, ...] = (
         for name, contenders in (("alone", 1), ("threads-8", 8))
         for ms in DELAYS
     ),
+    # As on hosts of their own, which share the processor here.
+    *(
+        LockScenario(
+            name=f"processes-{count}-1ms",
+            contenders=count,
+            processes=True,
+            delay=0.001,
+            seconds=max(SECONDS[count], SECONDS_BY_DELAY[1]),
+        )
+        for count in CONTENDERS
+    ),
     LockScenario(name="try", kind="try"),
     LockScenario(name="keys", contenders=10, processes=True, keys=100, seconds=SECONDS_OF_OTHERS),
     LockScenario(name="read-write", kind="mixed", contenders=8, seconds=SECONDS_OF_OTHERS),

@@ -17,6 +17,7 @@ KIBI = 1024.0
 ALONE = {"alone": "0 ms", "alone-1ms": "1 ms", "alone-10ms": "10 ms"}
 THREADS = {"threads-2": "2", "threads-8": "8", "threads-32": "32"}
 PROCESSES = {"processes-2": "2", "processes-8": "8", "processes-32": "32"}
+APART = {f"{name}-1ms": count for name, count in PROCESSES.items()}
 DELAYED = {"threads-8": "0 ms", "threads-8-1ms": "1 ms", "threads-8-10ms": "10 ms"}
 OTHERS = {
     "try": "a try on a busy lock",
@@ -33,6 +34,7 @@ TITLES = {
     "alone-10ms": "alone, 10 ms each way",
     "threads-8-1ms": "8 threads, 1 ms each way",
     "threads-8-10ms": "8 threads, 10 ms each way",
+    **{name: f"{count} processes, 1 ms each way" for name, count in APART.items()},
     **OTHERS,
 }
 DECORATOR = {"block": "a block under `zk_lock`", "decorated": "a function under `@zk_locked`"}
@@ -202,10 +204,13 @@ FIGURES: dict[str, Callable[[Results], str]] = {
     ),
     "One cycle alone in ms, with a delay each way": lambda results: grid(results, ALONE, "time", MILLI),
     "One turn of eight threads in ms, with a delay each way": lambda results: grid(results, DELAYED, "time", MILLI),
+    "One turn in ms, with so many processes and 1 ms each way": lambda results: grid(results, APART, "time", MILLI),
     "One cycle of other locks, in µs": lambda results: grid(results, OTHERS, "time", MICRO),
-    "Requests of one cycle": lambda results: grid(results, {**THREADS, **OTHERS}, "requests", 1.0, spread=False),
+    "Requests of one cycle": lambda results: grid(
+        results, {**THREADS, **APART, **OTHERS}, "requests", 1.0, spread=False
+    ),
     "CPU of the clients for one cycle, in µs": lambda results: grid(
-        results, {**THREADS, **OTHERS}, "client_cpu", MICRO, spread=False
+        results, {**THREADS, **PROCESSES, **OTHERS}, "client_cpu", MICRO, spread=False
     ),
     "CPU of the server for one cycle, in µs": lambda results: grid(
         results, {**THREADS, **OTHERS}, "server_cpu", MICRO, spread=False
