@@ -149,6 +149,19 @@ def test_queue__others_who_wait_are_of_another_kind(make_pool: MakePool, observe
     reader.result().release()
 
 
+def test_queue__others_who_wait_have_another_limit(make_pool: MakePool, observer: Observer) -> None:
+    """Only a waiter with the same limit counts: another one is not what the call would be."""
+    with coalescing(make_pool(), semaphore(1)).acquire(timeout=60) as held:
+        narrow = waiting(coalescing(make_pool(), semaphore(1)))
+        observer.wait_count(held.lock.paths[0], 2)
+        wide = waiting(coalescing(make_pool(), semaphore(2)))
+        observer.wait_count(held.lock.paths[0], 3)
+        with pytest.raises(AlreadyAwaited):
+            coalescing(make_pool(), semaphore(2)).acquire(timeout=120)
+    narrow.result().release()
+    wide.result().release()
+
+
 @pytest.mark.shows("faults#a-call-was-skipped-for-a-waiter-that-ends")
 @pytest.mark.parametrize("event", ["gets in", "leaves"])
 @pytest.mark.parametrize(("rule", "room"), [(EXCLUSIVE, 1), (semaphore(2), 2)], ids=["exclusive", "two leases"])
