@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.concurrency.asynpool import ResultHandler
 
 from tests.integration.celery import broker_audit
 from tests.integration.celery.broker_audit import BROKERS, TIMEOUT
@@ -237,6 +238,36 @@ def test_cut_while_a_result_is_read__child_is_used(
         wait_until(lambda: not broker_audit.ask(workshop, "active"), TIMEOUT, "no task runs")
     finally:
         workshop.close()
+
+
+# Earlier versions wait for ever for such a result, also without a cut.
+if hasattr(ResultHandler, "_finish_partial_read"):
+
+    @pytest.mark.parametrize("broker_is_back", [True, False], ids=["connected", "no broker"])
+    def test_shutdown_while_a_result_is_read__ends(
+        zookeeper: ZooKeeper, notes: Redis, workshop_observer: Observer, key: str, broker_is_back: bool
+    ) -> None:
+        """A shutdown after the connection was lost reads the rest of a result that was read in part, and ends."""
+        with Redis() as broker:
+            workshop = Workshop(zookeeper, broker, notes, workshop_observer, session_timeout=SESSION_TIMEOUT, gate=True)
+            try:
+                worker = workshop.start(concurrency=1)
+                failed = workshop.send("fail_in_pieces", key, f"{key}:gate")
+                workshop.entered(f"{key}:gate")
+                broker_audit.ask(workshop, "ping")
+                if broker_is_back:
+                    broker_audit.cut_and_wait(workshop, None)
+                else:
+                    broker.stop()
+                    workshop.wait_log("Cannot connect to redis")
+                worker.signal(signal.SIGTERM)
+                workshop.wait_log("Warm shutdown")
+                workshop.let_go(f"{key}:gate")
+                assert worker.wait(scaled(TIMEOUT)) is not None
+                assert failed.state == "FAILURE"
+                workshop.wait_empty(key, TIMEOUT)
+            finally:
+                workshop.close()
 
 
 def _runs(pid: int) -> bool:

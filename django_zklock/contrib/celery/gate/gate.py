@@ -82,6 +82,7 @@ class Gate:
         self._handle = consumer.on_task_request
         # The thread, or greenlet, whose loop receives messages.
         self._consumer_thread: int | None = None
+        self.partial_results = pool.PartialResults()
         # Names of the tasks whose key could not be made.
         self._without_key: set[str] = set()
 
@@ -109,7 +110,7 @@ class Gate:
         self.window.attach(self.consumer.qos)
         delivery.restore_in_order(self.consumer)
         if self.forks:
-            pool.keep_partial_results(self.consumer.pool)
+            self.partial_results.watch(self.consumer.pool)
 
     def stop(self) -> None:
         """End all requests whose tasks do not run, and those that Celery has dropped: they are delivered again."""
@@ -118,6 +119,9 @@ class Gate:
         for request in list(self.requests.values()):
             request.leave()
             request.guarded(request.reconcile)
+        if self.consumer.hub:
+            # For a shutdown before there is a new connection.
+            self.partial_results.read_on(self.consumer.hub)
         if worker.is_ending(self.consumer.controller):
             # The last tasks run, and Celery's loop does not.
             self.loop.detach()
@@ -380,6 +384,8 @@ class GateStep(bootsteps.StartStopStep):
     def register_with_event_loop(self, _consumer: Any, hub: Any) -> None:
         """Attach the gate at each connection to the broker: the loop removes its readers when one is lost."""
         self.obj.loop.attach(hub)
+        # After those of the pool.
+        self.obj.partial_results.read_on(hub)
 
 
 def is_wanted(app: Any) -> bool:

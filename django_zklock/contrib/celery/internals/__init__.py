@@ -21,9 +21,9 @@ worker.put_into             worker.worker: wait_for_soft_shutdown    waiting tas
                             (5.5)                                    places during a soft shutdown
 pool.take_callbacks         worker.request: on_accepted on_success   no gate: a lock is never      test_gate_ends
                             on_failure on_timeout                    released
-pool.keep_partial_results   concurrency.asynpool: _result_handler    a child whose result is read  test_gate_broker_cuts
-                            _recv_message _fileno_to_outq            while the connection is lost
-                                                                     gets no task any more
+pool.PartialResults         concurrency.asynpool: _result_handler    a child whose result is read  test_gate_broker_cuts
+                            _recv_message _fileno_to_outq;           while the connection is lost
+                            kombu.asynchronous.hub: add_reader       gets no task any more
 slots.SemaphoreSlots        kombu.asynchronous.semaphore: release;   an error of a request costs   test_gate_slots
                             kombu.asynchronous.hub: call_soon        another task its result
                             propagate_errors

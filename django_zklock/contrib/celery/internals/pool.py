@@ -46,31 +46,6 @@ def has_lost_job(pool: Any, request: Request) -> bool:
     return job is None or job._job not in jobs  # noqa: SLF001
 
 
-def keep_partial_results(pool: Any) -> None:
-    """Let the prefork ``pool`` read on in a result of which it had read a part when the broker's connection was lost.
-
-    A child writes a result of more than 16 kB in two pieces. Celery's loop forgets its readers with the connection, and
-    would take the rest for the beginning of another result: it never looks at that child again, whose slot is lost.
-    """
-    pool = pool._pool  # noqa: SLF001 - no other way to the reader of results
-    reader = getattr(pool, "_result_handler", None)
-    receive = getattr(reader, "_recv_message", None)
-    if receive is None or "_recv_message" in vars(reader):
-        return
-    begun: dict[int, tuple[Any, Any]] = {}
-
-    def resume(add_reader: Any, fd: int, callback: Any) -> Any:
-        child = pool._fileno_to_outq.get(fd)  # noqa: SLF001
-        of_child, message = begun.get(fd, (None, None))
-        # A generator that has ended has no frame. Another child may use the descriptor of one that died.
-        if of_child is not child or message.gi_frame is None:
-            message = receive(add_reader, fd, callback)
-            begun[fd] = child, message
-        return message
-
-    vars(reader)["_recv_message"] = resume
-
-
 def take_callbacks(request: Request, ours: Any) -> dict[str, Callable[..., Any]]:
     """Let the pool report to ``ours`` instead of ``request``; return what it reported to."""
     theirs = {name: getattr(request, name) for name in _CALLBACKS}
@@ -82,3 +57,44 @@ def drop_callbacks(request: Request) -> None:
     """Let the pool report to ``request`` again."""
     for name in _CALLBACKS:
         vars(request).pop(name, None)
+
+
+class PartialResults:
+    """The results of the children of a prefork pool that Celery's loop has read in part when it loses the broker.
+
+    A child writes a result of more than 16 kB in two pieces. The loop forgets its readers with the connection, and
+    would take the rest for the beginning of another result: it never looks at that child again, whose slot is lost,
+    and a shutdown waits for ever for the rest.
+    """
+
+    def __init__(self) -> None:
+        self._children: dict[int, Any] = {}
+        # By the descriptor that is read: whose it is, and the generator that reads one result.
+        self._begun: dict[int, tuple[Any, Any]] = {}
+
+    def watch(self, pool: Any) -> None:
+        """Note from now on what the loop begins to read from ``pool``, which has started."""
+        pool = pool._pool  # noqa: SLF001 - no other way to the reader of results
+        handler = getattr(pool, "_result_handler", None)
+        receive = getattr(handler, "_recv_message", None)
+        if receive is None or "_recv_message" in vars(handler):
+            return
+        self._children = pool._fileno_to_outq  # noqa: SLF001
+
+        def begin(add_reader: Any, fd: int, callback: Any) -> Any:
+            message = receive(add_reader, fd, callback)
+            self._begun[fd] = self._children.get(fd), message
+            return message
+
+        vars(handler)["_recv_message"] = begin
+
+    def read_on(self, hub: Any) -> None:
+        """Let ``hub`` read on where it has forgotten that it had begun."""
+        for fd, (child, message) in list(self._begun.items()):
+            # A generator that has ended has no frame. The descriptor of a child that died may be another's.
+            found = self._children.get(fd)
+            lives = found is not None and found is child and found._is_alive()  # noqa: SLF001
+            if lives and message.gi_frame is not None:
+                hub.add_reader(fd, message)
+            else:
+                del self._begun[fd]
