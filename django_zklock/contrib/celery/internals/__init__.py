@@ -23,7 +23,8 @@ pool.take_callbacks         worker.request: on_accepted on_success   no gate: a 
                             on_failure on_timeout                    released
 pool.PartialResults         concurrency.asynpool: _result_handler    a child whose result is read  test_gate_broker_cuts
                             _recv_message _fileno_to_outq;           while the connection is lost
-                            kombu.asynchronous.hub: add_reader       gets no task any more
+                            kombu.asynchronous.hub: add_reader;      gets no task any more, and a
+                            billiard.process: _is_alive              shutdown does not end
 slots.SemaphoreSlots        kombu.asynchronous.semaphore: release;   an error of a request costs   test_gate_slots
                             kombu.asynchronous.hub: call_soon        another task its result
                             propagate_errors
