@@ -20,6 +20,7 @@ from django_zklock.contrib.celery.gate.run import GateRequest
 from django_zklock.contrib.celery.gate.scoreboard import Cell, Scoreboard
 from django_zklock.contrib.celery.gate.slots import Slots
 from django_zklock.contrib.celery.gate.states import STEPS, Event, Pair, Phase, Verdict
+from django_zklock.contrib.celery.internals.pool import PartialResults
 from django_zklock.zk.queue import EXCLUSIVE
 
 
@@ -166,6 +167,7 @@ class Workplace:
         vars(self.gate).update(
             consumer=consumer, loop=self.loop, counts=Counter(), requests={}, decided={}, rests={},
             parked=set(), origin="worker", scoreboard=Scoreboard(), forks=forks, _checks=False,
+            partial_results=PartialResults(),
             _publishes_from=0.0, _confirming=None,
             child_watcher=self.watcher, max_parked=300,
             window=SimpleNamespace(refresh=lambda: None),
