@@ -97,7 +97,7 @@ def test_waiting__exception(pool: Pool, make_pool: MakePool, observer: Observer,
 # Seconds; nothing here takes nearly as long unless it hangs.
 LONG = scaled(20)
 # A place that only some runs come to, because an answer of the server was late or early there, is tried this often.
-TRIES = 3
+TRIES = 6
 # And of a place in a loop this many times are visited.
 TIMES = 2
 
