@@ -192,8 +192,8 @@ def test_timeout__another_clock(
         concurrency=1,
         session_timeout=SESSION_TIMEOUT,
         rabbitmq=broker_audit.broker_of(request, broker_name),
-        # kombu compares clocks of hosts: with its timeout of an hour the second one would have the messages of the first
-        # delivered again, which has not given them back yet.
+        # kombu compares clocks of hosts: with its timeout of an hour the second one would have messages that the first
+        # one has not given back yet delivered again.
         environment=broker_audit.settings(
             CELERY_ZKLOCK_GATE_MAX_WAIT=1, CELERY_BROKER_TRANSPORT_OPTIONS={"visibility_timeout": 3 * HOUR}
         ),
