@@ -13,6 +13,7 @@ from django_zklock import conf, operations
 from django_zklock.connections import connections
 from django_zklock.exceptions import ZooKeeperUnavailable
 from tests.toolbox.network.port import free_port
+from tests.toolbox.timing import scaled
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -303,7 +304,8 @@ def test_command(settings: Settings) -> None:
         with pytest.raises(
             ZooKeeperUnavailable, match=f"`{named} zklock devserver` .* `{named} zklock doctor` examines"
         ):
-            operations.show_lock("k", timeout=0.1)
+            # Long enough for the refusal to be known.
+            operations.show_lock("k", timeout=scaled(1))
         settings.ZKLOCK = None
         with pytest.raises(ImproperlyConfigured, match=f"`{named} zklock devserver`"):
             conf.aliases()
