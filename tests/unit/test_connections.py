@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +119,14 @@ def test_using__function_of_a_call() -> None:
     assert asyncio.run(abody("b"))
     with zk_lock("b", using="other"), pytest.raises(LockTimeout):
         Runner(lambda: zk_locked("{name}", using=shard, timeout=0)(lambda name: name)("b")).result()
+
+
+@pytest.mark.usefixtures("shards")
+def test_using__advice_of_a_timeout() -> None:
+    """The command that the error names looks at the ensemble of the lock."""
+    for alias, command in (("default", "zklock show`"), ("other", "zklock show --using other`")):
+        with zk_lock("k", using=alias), pytest.raises(LockTimeout, match=f"see `manage.py {command}, or wait"):
+            Runner(partial(zk_lock("k", using=alias).acquire, timeout=0)).result()
 
 
 def test_using__keys_of_one_lock() -> None:

@@ -94,7 +94,7 @@ def _difference(
         key = call.key(args, kwargs)
         alias = call.alias(key)
     except Exception as error:  # noqa: BLE001 - the call will raise it
-        return f"the arguments of the body give no key: {error!r}"
+        return f"the arguments of the body give no key, or no alias: {error!r}"
     keys = [key] if isinstance(key, str) else list(key)
     if keys != ticket.keys:
         return f"the arguments of the message give the key {ticket.keys!r}, and those of the body give {keys!r}"

@@ -65,6 +65,8 @@ class PartialResults:
     A child writes a result of more than 16 kB in two pieces. The loop forgets its readers with the connection, and
     would take the rest for the beginning of another result: it never looks at that child again, whose slot is lost,
     and a shutdown waits for ever for the rest.
+
+    Used in the worker's main thread, which runs that loop.
     """
 
     def __init__(self) -> None:

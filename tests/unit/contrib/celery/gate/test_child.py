@@ -107,7 +107,7 @@ def test_ticket__what_differs() -> None:
     assert (
         delivery.difference("b") == "the arguments of the message give the key ['a'], and those of the body give ['b']"
     )
-    assert delivery.difference().startswith("the arguments of the body give no key: TypeError(")
+    assert delivery.difference().startswith("the arguments of the body give no key, or no alias: TypeError(")
 
 
 def test_ticket__another_ensemble() -> None:
