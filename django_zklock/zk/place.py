@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from django_zklock.zk import node_data, wire
 from django_zklock.zk.background import DeferredLogger
 from django_zklock.zk.queue import ALL, GRANTED, PERMITS, Queue, WatchPlan
-from django_zklock.zk.scripts import Once, Reply, Request
+from django_zklock.zk.scripts import Reply, Request
 
 if TYPE_CHECKING:
     from django_zklock.zk.listing import SharedListing
@@ -516,11 +516,12 @@ class Place:
         """End the turn. ``is_followed`` says that there may be another permit behind ours already."""
         contender, session = self.contender, self.contender.session
         if session.lease_expired:
-            # This process slept after the answer was sent, or no majority has accepted a write: another contender may
-            # hold by now. The queue is listed again with a new lease, because no event would report it once more.
+            # The session was idle, this process slept after the answer was sent, or no majority has accepted a write:
+            # another contender may hold by now. The queue is listed again with a new lease, because no event would
+            # report it once more.
             self.end_turn(Turn.OPEN)
             self.is_listing = True
-            contender.ask(Once(session.regain), lambda _value, _error: self.list_queue())
+            contender.ask(partial(session.regain, self.listing.list_queue), self._on_queue)
             return
         if session.closing:
             # The holder was another contender of this process, in a session that has ended first.

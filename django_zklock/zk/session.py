@@ -27,9 +27,11 @@ from django_zklock.zk.waiting import NOT_STARTABLE
 from django_zklock.zk.wire import ConnectionOptions
 
 if TYPE_CHECKING:
-    from django_zklock.zk.wire import KazooException, Reply
+    from django_zklock.zk.wire import KazooException
 
 logger = DeferredLogger("django_zklock.session")
+
+_Use = Callable[[Any, "Exception | None"], None]
 
 # A heartbeat comes a little later than the margin of a lease (see wire.lease) after the one before, on which its
 # proof builds. A proof leaves a lease of 0.83 of the session timeout. That is enough for the heartbeat that follows
@@ -38,6 +40,9 @@ HEARTBEATS_PER_SESSION = 7
 # The share of the session timeout that a heartbeat leaves as it is. A busy process sends heartbeats late, so this is
 # less than the 0.69 that are left one heartbeat after a proof.
 ENOUGH = 0.66
+# So many heartbeats without a listener are sent, for the one that may come next: four session timeouts, a minute by
+# default. After that the connection pings, which a follower answers by itself (``wire.exchange``).
+IDLE_HEARTBEATS = 4 * HEARTBEATS_PER_SESSION
 # The share of the session timeout after which silence means a dead link: nothing has come, not even a part of an
 # answer. It is checked at each heartbeat, so a request of one heartbeat is found unanswered at the second one after it;
 # a quarter of the timeout is left to reconnect.
@@ -166,8 +171,11 @@ class Session:
         # Added under the monitor, and taken out by any thread, also without it. A dict keeps the order: after a
         # reconnect the oldest is called first.
         self.listeners: dict[SessionListener, None] = {}
-        # A write that is not answered yet renews the lease.
+        # How many heartbeats have found no listener since there was one.
+        self._idle_heartbeats = 0
+        # A write that is not answered yet renews the lease; and why the last one was refused, if it was.
         self._is_proving = False
+        self._proof_refusal: Exception | None = None
         # Whether the server has caught up since this connection began; None as long as that was not requested.
         self._caught_up: bool | None = None
         self._when_caught_up: list[Callable[[], object]] = []
@@ -292,6 +300,10 @@ class Session:
         if self.ended is not None:
             listener.unavailable(self.ended)
             return
+        if self._idle_heartbeats > IDLE_HEARTBEATS:
+            # With what is known from then, the next write might renew the lease for a moment only.
+            self.wire.lease.forget()
+        self._idle_heartbeats = 0
         self.listeners[listener] = None
 
     def _call_listeners(self, call: Callable[[SessionListener], None]) -> None:
@@ -449,8 +461,15 @@ class Session:
                 self._call_listeners(lambda listener: listener.lose(STOOD_STILL))
             if self.wire.unanswered_for() > self.timeout * self._max_silence:
                 self.wire.drop("nothing has been received for too long", avoid=True)
-            else:
+            elif not self._is_idle():
                 self.post(self._beat)
+
+    def _is_idle(self) -> bool:
+        """Whether nothing has used the session for long, so that its lease may end; to be asked at each heartbeat."""
+        if self.listeners:
+            return False
+        self._idle_heartbeats += 1
+        return self._idle_heartbeats > IDLE_HEARTBEATS
 
     def _cancel_timers(self) -> None:
         for timer in self._timers:
@@ -552,19 +571,26 @@ class Session:
             self._is_proving = True
             self.wire.write_nothing(self._on_proof)
 
-    def _on_proof(self, _value: object, _error: KazooException | None) -> None:
+    def _on_proof(self, _value: object, error: KazooException | None) -> None:
         self._is_proving = False
+        self._proof_refusal = error
 
-    def regain(self, reply: Reply) -> None:
-        """Renew a lease that has ended; if a write does not renew it, a new connection does, and there is no answer."""
+    def regain(self, request: Callable[[_Use], object], reply: _Use) -> None:
+        """Make a request behind a write that renews the lease, which has ended: all in one round trip.
 
-        def answered(_value: object, error: KazooException | None) -> None:
-            if error is None and self.lease_expired:
-                self.wire.drop(LEASE_OVER)
+        If the write does not renew it, a new connection does, and there is no answer.
+        """
+
+        def answered(value: Any, error: Exception | None) -> None:
+            if not self.lease_expired:
+                reply(value, error)
+            elif self._proof_refusal is not None:
+                reply(None, self._proof_refusal)
             else:
-                reply(None, error)
+                self.wire.drop(LEASE_OVER)
 
-        self.wire.write_nothing(answered)
+        self.prove()
+        request(answered)
 
     def catch_up(self, call: Callable[[], object] | None = None) -> None:
         """Make sure, once for each connection, that its server has a majority behind it, and renew the lease.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from itertools import groupby
 
@@ -10,11 +11,13 @@ from kazoo.client import KazooClient
 
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.testing.server.protocol import Opcode
+from django_zklock.zk import session as session_module
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, Rule, semaphore
-from django_zklock.zk.session import MAX_WATCHES_PER_WRITE
+from django_zklock.zk.session import HEARTBEATS_PER_SESSION, MAX_WATCHES_PER_WRITE
+from django_zklock.zk.waiting import boottime
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import DOWN, Proxy
 from tests.toolbox.threads import Runner
@@ -107,21 +110,47 @@ def test_heartbeat__holder(testserver: ZooKeeperServer, make_pool: MakePool) -> 
 
 
 def test_heartbeat__waiter(testserver: ZooKeeperServer, make_pool: MakePool) -> None:
-    """A session that only waits writes nothing for a lease, unless its turn is the next; one that is idle never does.
+    """A session that only waits writes nothing for a lease, unless its turn is the next.
 
     After a session timeout it asks the leader, once, whether what it waits for is there.
     """
-    holder, following, last, idle = (make_pool(testserver.hosts, session_timeout=2.0) for _ in range(4))
-    Lock("other", idle).acquire(60).release(wait=True)
+    holder, following, last = (make_pool(testserver.hosts, session_timeout=2.0) for _ in range(3))
     with Lock("k", holder).acquire(60):
         second = waiting(testserver, Lock("k", following), 2)
         third = waiting(testserver, Lock("k", last), 3)
         assert written_by(testserver, last, 10) <= 1
         assert written_by(testserver, last, 10) == 0
-        assert written_by(testserver, idle, 8) == 0
         assert written_by(testserver, following, 8) >= 2
     second.result().release()
     third.result().release()
+
+
+@pytest.mark.shows("performance#what-sessions-cost")
+def test_heartbeat__idle(testserver: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that nothing uses sends pings alone; the next lock costs a write and a list more, in one round trip."""
+    monkeypatch.setattr(session_module, "IDLE_HEARTBEATS", 3)
+    pool = make_pool(testserver.hosts, session_timeout=2.0)
+    lock, requests = Lock("k", pool), testserver.requests
+    lock.acquire(60).release(wait=True)
+    (session,) = pool.sessions()
+    assert written_by(testserver, pool, 3) == 0
+    time.sleep(session.timeout)
+    requests.clear()
+    requests.wait_for("ping", 3)
+    assert set(requests.counts()) == {"ping"}
+    requests.clear()
+    held = lock.acquire(60)
+    recipe = (Opcode.CREATE2, Opcode.GET_CHILDREN, Opcode.MULTI)
+    kinds = [each.opcode for each in requests.all() if each.opcode in recipe]
+    # The queue may be gone by now, and the first try too.
+    created = max(number for number, kind in enumerate(kinds) if kind is Opcode.CREATE2)
+    assert kinds[created:][:4] == [*recipe, Opcode.GET_CHILDREN]
+    assert session.lease_end - boottime() > session.timeout / 3
+    # It is a session in use again, and holds the lock for longer than a lease lasts.
+    requests.wait_for("sync", 2 * HEARTBEATS_PER_SESSION)
+    held.check()
+    held.release()
+    assert (session.epoch, len(pool.sessions())) == (0, 1)
 
 
 def waiting(server: ZooKeeperServer, lock: Lock, count: int) -> Runner:

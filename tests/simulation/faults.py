@@ -171,7 +171,7 @@ def _refusals(world: World, server: Server) -> Iterator[Step]:
     """Refuse a request for now, after it was done or not."""
     refuses, done = world.weights.get("refuse"), world.weights.get("refuse done")
     for link in server.links if refuses or done else ():
-        if link.may_serve and link.session is not None and link.to_server[0][0]:
+        if link.may_serve and link.session is not None and link.to_server[0][0] > 0:
             error = OperationTimeoutError()
             if refuses:
                 yield refuses, f"refuse {link.name}", partial(link.refuse, error, is_done=False)

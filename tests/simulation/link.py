@@ -31,9 +31,13 @@ class Handshake:
     seen: int
 
 
+# The request of a client that has nothing else to send. It has no parts, and any server answers it.
+PING = object()
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a server sends: "welcome", "expired", "event", "reply" or "closed", and its parts."""
+    """What a server sends: "welcome", "expired", "event", "reply", "pong" or "closed", and its parts."""
 
     what: str
     xid: int = 0
@@ -154,7 +158,9 @@ class Link:
         server.heard.add(session)
         if leader is server and session in leader.sessions:
             leader.sessions[session].heard_at = now
-        if isinstance(request, Close):
+        if request is PING:
+            self.to_client.append(Message("pong"))
+        elif isinstance(request, Close):
             if self._is_known(leader):
                 self._is_closing = True
                 self.owed = Message("reply", xid)

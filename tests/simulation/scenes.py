@@ -177,6 +177,12 @@ SCENES = {
         # Others go by the numbers, which are in order there still.
         setting={"first_number": (SEQUENCE_END - SEQUENCE_MARGIN - 2,), "neighbours": tuple(NEIGHBOURS)},
     ),
+    "idle": _scene(
+        "cut, part client, part servers, split, leave leader, freeze, stop, refuse", servers=(3,), processes=(1, 2),
+        callers=(2, 3), rules=(EXCLUSIVE, READERS, PERMITS), keys=(("a",), ("a",), ("a", "b")), turns=(2, 3),
+        pauses=(0.0, *(factor * SESSION_TIMEOUT for factor in (4.2, 4.5, 5.0))), lasts=(0.1, SESSION_TIMEOUT / 2),
+        setting=FAR,
+    ),
 }  # fmt: skip
 
 

@@ -7,13 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kazoo.exceptions import KazooException
-from kazoo.protocol.connection import DELETED_EVENT
+from kazoo.protocol.connection import DELETED_EVENT, PING_XID
 from kazoo.protocol.serialization import CloseInstance
 
 from django_zklock.zk.wire.client import WirePort
 from django_zklock.zk.wire.lease import NEVER, Lease, Sent
 from django_zklock.zk.wire.requests import SEEN_BY_LEADER, WRITES
-from tests.simulation.link import Handshake, Link, Message, describe, shorten
+from tests.simulation.link import PING, Handshake, Link, Message, describe, shorten
 from tests.simulation.servers import SESSION_TIMEOUT
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tests.simulation.processes import Process
     from tests.simulation.servers import Server
 
+# Seconds without a request after which a connection pings, as kazoo does.
+PING_AFTER = SESSION_TIMEOUT / 3
 # Seconds: the longest pause between two attempts to connect.
 RETRY = 0.5
 # kazoo and the exchange give an attempt at least this.
@@ -50,6 +52,7 @@ class SimulatedWire(WirePort):
         self.link: Link | None = None
         self.queue: deque[tuple[Any, Reply]] = deque()
         self.pending: deque[Pending] = deque()
+        self.pings: deque[Sent] = deque()
         self.is_awake = False
         self.is_dropped = False
         # The session's end was requested, or is to be as soon as there is a connection.
@@ -63,7 +66,7 @@ class SimulatedWire(WirePort):
         self._connect_timeout = connect_timeout
         self._id: int | None = None
         self._seen = 0
-        self._received = self._handshake_at = self._attempt_ends = NEVER
+        self._received = self._handshake_at = self._attempt_ends = self._written_at = NEVER
         self._xid = self._links = 0
         self._close_sent = False
         self._closed = process.event()
@@ -122,9 +125,10 @@ class SimulatedWire(WirePort):
         self.is_awake = True
 
     def unanswered_for(self) -> float:
-        if not self.pending:
+        under_way = [*(each.sent for each in self.pending), *self.pings]
+        if not under_way:
             return 0.0
-        return self.process.now() - max(self.pending[0].sent.at, self._received)
+        return self.process.now() - max(min(each.at for each in under_way), self._received)
 
     def start(self, first: Callable[[], object] | None = None) -> None:
         if first is not None:
@@ -202,6 +206,22 @@ class SimulatedWire(WirePort):
     # The connection.
 
     @property
+    def may_ping(self) -> bool:
+        """Whether nothing was sent for so long that it is time to show that the client lives."""
+        is_idle = self._is_live and not self.is_awake and not self.is_dropped
+        return is_idle and self.process.now() >= self._written_at + PING_AFTER
+
+    def ping(self) -> None:
+        """Ask for a sign of life, or end the connection if the last one was not answered."""
+        if self.pings and self._received < self.pings[-1].at:
+            self.drop("outstanding heartbeat ping not received")
+            return
+        assert self.link is not None
+        self._written_at = self.process.now()
+        self.pings.append(Sent(self._written_at))
+        self.link.to_server.append((PING_XID, PING))
+
+    @property
     def may_flush(self) -> bool:
         """Whether there may be something to send."""
         return self._is_live and self.is_awake and not self.is_dropped
@@ -225,6 +245,7 @@ class SimulatedWire(WirePort):
             record = forwarded if isinstance(request, SEEN_BY_LEADER) else sent
             self.pending.append(Pending(self._xid, request, reply, record))
             self.link.to_server.append((self._xid, request))
+            self._written_at = now
 
     @property
     def may_receive(self) -> bool:
@@ -259,6 +280,8 @@ class SimulatedWire(WirePort):
         elif message.what == "welcome":
             world.note(link.server.name, self.name, f"welcome {message.value:x}")
             self._welcome(message.value)
+        elif message.what == "pong":
+            self.lease.answered(self.pings.popleft(), self._received, seen_by_leader=False)
         elif message.what == "event":
             world.note(link.server.name, self.name, f"event of {shorten(message.path)}")
             with self.listener.monitor:
@@ -277,6 +300,7 @@ class SimulatedWire(WirePort):
         self._home = self.link.server.name
         self.lease.connected(SESSION_TIMEOUT, self._handshake_at, self._received, moved=moved)
         self._is_live = self.is_awake = True
+        self._written_at = self._received
         self._refused.clear()
         self.notify(self.listener.on_connected)
 
@@ -309,6 +333,7 @@ class SimulatedWire(WirePort):
             self.alone_since = self.process.now()
         self.link, self._is_live, self.is_dropped, self._close_sent = None, False, False, False
         self.pending.clear()
+        self.pings.clear()
         self.queue.clear()
         if was_live:
             with self.listener.monitor:
@@ -321,6 +346,7 @@ class SimulatedWire(WirePort):
         self._is_live = self.is_dropped = False
         self._seen = 0
         self.pending.clear()
+        self.pings.clear()
         self.queue.clear()
         self.retry_at = self.alone_since = self.process.now()
         with self.listener.monitor:

@@ -90,6 +90,11 @@ class Lease:
         self._known_to_leader = NEVER
         self.handshake = sent if moved else None
 
+    def forget(self) -> None:
+        """End the lease, and build no new one on what was proven before."""
+        self.end = self._known_to_leader = NEVER
+        self.handshake = None
+
     def forwarded(self, now: float) -> Sent:
         """Return the record of a request, sent now, that the leader must see."""
         answers, moment = self._answered, now - self._margin

@@ -220,9 +220,17 @@ class Script:
         if self.connected and (self.lease_expired or self.lease_is_short):
             self.requests.append(("write", None, None))
 
-    def regain(self, _reply: Any) -> None:
-        """The contender wants another connection; the test breaks this one if it is to have it."""
-        self.requests.append(("drop", None, None))
+    def regain(self, request: Any, reply: Any) -> None:
+        """Ask for another connection if the write renews nothing; the test breaks this one if it is to be had."""
+
+        def answered(value: Any, error: Any) -> None:
+            if self.lease_expired:
+                self.requests.append(("drop", None, None))
+            else:
+                reply(value, error)
+
+        self.prove()
+        request(answered)
 
     def _drop(self, place: str, watcher: Any) -> None:
         if watcher in self.watches.get(place, ()):

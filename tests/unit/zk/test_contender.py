@@ -519,11 +519,26 @@ def test_when_followed(script: Script) -> None:
     assert followed == ["all but 0", "all but 1"]
 
 
-def test_grant__lease_over(script: Script) -> None:
-    """A grant that is read after the lease has ended waits for a new connection, and the queue is listed again."""
+def test_grant__lease_renewed(script: Script) -> None:
+    """A grant that is read after the lease has ended, as in an idle session, comes one round trip later."""
     contender = contend(script)
     name = create(script)
     script.lease_expired = True
+    script.answer("children", [name])
+    assert (contender.state, script.asked) == (State.JOINING, ["write", "children"])
+    script.lease_expired = False
+    script.answer("write")
+    script.answer("children", [name])
+    assert (contender.state, script.asked) == (State.HELD, [])
+
+
+def test_grant__lease_over(script: Script) -> None:
+    """If nothing renews the lease, the grant waits for a new connection, and the queue is listed again."""
+    contender = contend(script)
+    name = create(script)
+    script.lease_expired = True
+    script.answer("children", [name])
+    script.answer("write")
     script.answer("children", [name])
     assert (contender.state, script.asked) == (State.JOINING, ["drop"])
     script.break_connection()

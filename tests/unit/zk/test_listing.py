@@ -432,7 +432,8 @@ def test_neighbour__just_released_without_a_lease(script: Script) -> None:
     one.leave()
     script.lease_expired = True
     script.answer("children", listed)
-    assert (two.state, script.asked) == (State.JOINING, ["delete", "drop"])
+    script.flush()
+    assert (two.state, script.asked) == (State.JOINING, ["delete", "write", "children"])
 
 
 def test_neighbour__just_lost(script: Script) -> None:
