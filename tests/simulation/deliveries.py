@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 KINDS = frozenset(
-    ("connect", "serve", "receive", "flush", "ping", "timer", "call", "wake", "loop", "replicate", "ack", "apply", "fail",
+    ("connect", "serve", "receive", "flush", "timer", "call", "wake", "loop", "replicate", "ack", "apply", "fail",
      "elect", "join", "forget")
 )  # fmt: skip
 # A message that was sent before two servers were cut off from each other may arrive late; mostly it does not.
@@ -55,7 +55,7 @@ def _of_wire(world: World, wire: SimulatedWire) -> Iterator[Step]:
     if wire.may_flush:
         yield weights["flush"], f"flush {name}", wire.flush
     if wire.may_ping:
-        yield weights["ping"], f"ping {name}", wire.ping
+        yield weights["flush"], f"ping {name}", wire.ping
     if wire.is_dropped or wire.attempt_is_over:
         yield weights["fail"], f"fail {name}", wire.lose
 

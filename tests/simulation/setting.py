@@ -40,7 +40,6 @@ NORMAL = {
     "serve": 6.0,
     "receive": 6.0,
     "flush": 6.0,
-    "ping": 6.0,
     "timer": 4.0,
     "call": 4.0,
     "wake": 3.0,
