@@ -374,3 +374,19 @@ def settle(script: Script, own: str, owners: dict[str, int] | None = None) -> No
             nobody: Any = None
             script.listing("/k").local.setdefault(name, Place(nobody, "/k", b""))
         script.answer_get(name, (data(), stat(1, owner)))
+
+
+def hold(script: Script) -> tuple[Contender, str]:
+    """Return a contender that holds, and the name of its node."""
+    contender = contend(script)
+    name = create(script)
+    script.answer("children", [name])
+    assert contender.state is State.HELD
+    return contender, name
+
+
+def wait_behind(script: Script, *before: str, rule: Rule = EXCLUSIVE) -> tuple[Contender, str]:
+    """Return a contender that waits behind these nodes, and the name of its own; all watches are set."""
+    contender, name = join_behind(script, *before, rule=rule)
+    settle(script, name)
+    return contender, name

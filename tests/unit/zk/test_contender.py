@@ -9,9 +9,20 @@ from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError, Operatio
 
 from django_zklock.zk.contender import MAX_ENSURES, Contender, SessionUnavailable, State
 from django_zklock.zk.place import LockPath
-from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Kind, Rule, semaphore
-from tests.toolbox.locks.contenders import is_next, node_of
-from tests.unit.zk.scripted_session import SESSION, Script, contend, create, curators, join_behind, other, settle, stat
+from django_zklock.zk.queue import EXCLUSIVE, Kind, Rule, semaphore
+from tests.toolbox.locks.contenders import is_next
+from tests.unit.zk.scripted_session import (
+    Script,
+    contend,
+    create,
+    curators,
+    hold,
+    join_behind,
+    other,
+    settle,
+    stat,
+    wait_behind,
+)
 
 
 @pytest.fixture
@@ -112,9 +123,7 @@ def test_used__creation_in_doubt(script: Script) -> None:
 @pytest.mark.parametrize("error", [None, NoAuthError()])
 def test_used__deletion(script: Script, error: Exception | None) -> None:
     """A node counts until its deletion is confirmed, and one that no client may delete as long as the session lives."""
-    contender = contend(script)
-    name = create(script)
-    script.answer("children", [name])
+    contender, _name = hold(script)
     contender.leave()
     assert script.used == 1
     script.answer("delete", error=error)
@@ -126,26 +135,13 @@ def test_used__session_ended(script: Script) -> None:
     contender, _name = join_behind(script, other(1))
     script.end_session()
     assert (contender.state, script.used) == (State.JOINING, 1)
-    holder = contend(Script())
-    name = create(holder.session)  # type: ignore[arg-type]
-    holder.session.answer("children", [name])  # type: ignore[attr-defined]
-    holder.session.end_session()  # type: ignore[attr-defined]
-    assert (holder.state, holder.session.used) == (State.GONE, 0)
+    elsewhere = Script()
+    holder, _name = hold(elsewhere)
+    elsewhere.end_session()
+    assert (holder.state, elsewhere.used) == (State.GONE, 0)
 
 
 # Joining.
-
-
-def test_create__no_parent(script: Script) -> None:
-    """A missing parent is made as a container, with the next create right behind it."""
-    contender = contend(script)
-    script.answer("create", error=NoNodeError())
-    script.answer("children", error=NoNodeError())
-    assert script.asked == ["ensure", "create", "children"]
-    assert script.answer("ensure", error=NodeExistsError()) is True
-    name = create(script)
-    script.answer("children", [name])
-    assert contender.state is State.HELD
 
 
 @pytest.mark.parametrize("error", [None, NodeExistsError(), NoAuthError()])
@@ -224,56 +220,14 @@ def test_create__parent_refused(script: Script) -> None:
     assert (contender.state, script.asked, script.listeners) == (State.GONE, [], {})
 
 
-def test_create__refused(script: Script) -> None:
-    """A refusal is the outcome."""
-    contender = contend(script)
-    script.answer("create", error=NoAuthError())
-    script.answer("children", error=NoAuthError())
-    assert isinstance(contender.error, NoAuthError)
-    assert (contender.state, script.asked) == (State.GONE, [])
-
-
 def test_is_held(script: Script) -> None:
     """What a strict session would lose with its connection: no wait, however near its end, and nothing lost before."""
-    contender, name = join_behind(script, other(3))
-    settle(script, name)
+    contender, _name = wait_behind(script, other(3))
     assert (contender.needs_lease, contender.is_held) == (True, False)
     script.tell(f"/k/{other(3)}", deleted=True)
     assert (contender.state, contender.is_held) == (State.HELD, True)
     contender.lose("for the test")
     assert not contender.is_held
-
-
-def test_create__reply_lost(script: Script) -> None:
-    """After a reconnect the node is looked for, after a sync, and adopted if it is of this session."""
-    contender = contend(script)
-    stem = script.requests[0][1].rpartition("/")[2]
-    script.break_connection()
-    script.reconnect()
-    assert script.asked == ["sync"]
-    script.answer("sync")
-    name = f"{stem}0000000005"
-    script.answer("children", [other(1), name])
-    script.answer("get", (b"me", stat(50)))
-    script.answer("confirm")
-    script.answer("children", [other(1), name])
-    assert (contender.state, node_of(contender), contender.token) == (State.WAITING, name, 50)
-
-
-@pytest.mark.parametrize("left", [False, True])
-def test_create__reply_lost_not_there(script: Script, left: bool) -> None:
-    """If it is not there, a new one is made with a new GUID, or none if the caller has left."""
-    contender = contend(script)
-    stem = script.requests[0][1]
-    script.break_connection()
-    if left:
-        contender.leave()
-    script.reconnect()
-    script.answer("sync")
-    script.answer("children", [other(1)])
-    assert script.asked == ([] if left else ["create", "children"])
-    assert contender.state is (State.GONE if left else State.JOINING)
-    assert left or script.requests[0][1] != stem
 
 
 @pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
@@ -292,20 +246,6 @@ def test_create__reply_lost_of_one_server(script: Script) -> None:
     script.answer("get", (b"me", stat(50)))
     assert script.answer("confirm", error=NoNodeError()) == (f"/k/{name}",)
     assert script.answer("delete", error=NoNodeError()) == f"/k/{name}"
-    assert script.asked == ["create", "children"]
-
-
-def test_create__reply_lost_other_session(script: Script) -> None:
-    """A node of a session that is over is deleted and never adopted."""
-    contend(script)
-    stem = script.requests[0][1].rpartition("/")[2]
-    script.break_connection()
-    script.reconnect()
-    script.answer("sync")
-    script.answer("children", [f"{stem}0000000005"])
-    script.answer("get", (b"me", stat(50, owner=SESSION - 1)))
-    script.answer("confirm")
-    assert script.answer("delete") == f"/k/{stem}0000000005"
     assert script.asked == ["create", "children"]
 
 
@@ -329,15 +269,10 @@ def test_waiting__predecessor_gone(script: Script) -> None:
     assert (contender.state, script.asked) == (State.HELD, [])
 
 
-KEPT_OUT = pytest.mark.parametrize("rule", [EXCLUSIVE, WRITE, semaphore(2)], ids=["exclusive", "write", "lease"])
-
-
 @pytest.mark.shows("faults#a-writer-of-curator-becomes-a-reader")
-@KEPT_OUT
-def test_waiting__writer_gone(script: Script, rule: Rule) -> None:
+def test_waiting__writer_gone(script: Script) -> None:
     """Behind a writer of Curator a list follows its end, for it may go on as a reader, which has its number."""
-    contender, name = join_behind(script, curators(1, Kind.WRITE), rule=rule)
-    settle(script, name)
+    contender, name = wait_behind(script, curators(1, Kind.WRITE))
     script.tell(f"/k/{curators(1, Kind.WRITE)}", deleted=True)
     assert script.asked == ["children"]
     script.answer("children", [name, curators(1, Kind.READ)])
@@ -345,28 +280,6 @@ def test_waiting__writer_gone(script: Script, rule: Rule) -> None:
     assert is_next(contender)
     script.tell(f"/k/{curators(1, Kind.READ)}", deleted=True)
     assert contender.state is State.HELD
-
-
-@KEPT_OUT
-def test_waiting__our_writer_gone(script: Script, rule: Rule) -> None:
-    """Behind a writer of ours its end is the grant, and nothing is asked."""
-    contender, name = join_behind(script, other(1, Kind.WRITE), rule=rule)
-    settle(script, name)
-    assert is_next(contender)
-    script.tell(f"/k/{other(1, Kind.WRITE)}", deleted=True)
-    assert contender.state is State.HELD
-    # A lease says that it holds, and that is all.
-    assert set(script.asked) <= {"set"}
-
-
-def test_waiting__writer_gone__reader() -> None:
-    """A reader is granted at once behind either, for it may read with whatever the writer becomes."""
-    for writer in (other(1, Kind.WRITE), curators(1, Kind.WRITE)):
-        script = Script()
-        contender, name = join_behind(script, writer, rule=READ)
-        settle(script, name)
-        script.tell(f"/k/{writer}", deleted=True)
-        assert (contender.state, script.asked) == (State.HELD, [])
 
 
 END = 2**31 - 1
@@ -507,9 +420,7 @@ def test_sequence_end__who_holds(script: Script) -> None:
 
 def test_when_followed(script: Script) -> None:
     """A holder learns of those that wait behind it, except of the nodes that it names."""
-    contender = contend(script)
-    name = create(script)
-    script.answer("children", [name])
+    contender, name = hold(script)
     followed: list[str] = []
     for ours in ([], [f"/k/{other(6)}"], [f"/k/{other(6)}", f"/k/{other(7)}"]):
         contender.post(partial(contender.when_followed, ours, partial(followed.append, f"all but {len(ours)}")))
@@ -532,56 +443,6 @@ def test_grant__lease_renewed(script: Script) -> None:
     assert (contender.state, script.asked) == (State.HELD, [])
 
 
-def test_grant__lease_over(script: Script) -> None:
-    """If nothing renews the lease, the grant waits for a new connection, and the queue is listed again."""
-    contender = contend(script)
-    name = create(script)
-    script.lease_expired = True
-    script.answer("children", [name])
-    script.answer("write")
-    script.answer("children", [name])
-    assert (contender.state, script.asked) == (State.JOINING, ["drop"])
-    script.break_connection()
-    script.lease_expired = False
-    script.reconnect()
-    script.answer("children", [name])
-    assert contender.state is State.HELD
-
-
-def test_release__while_away(script: Script) -> None:
-    """A release without a connection is done after the reconnect, and moot with a new session."""
-    for new_session in (False, True):
-        contender = contend(script)
-        name = create(script)
-        script.answer("children", [name])
-        script.break_connection()
-        contender.leave()
-        assert script.asked == []
-        if new_session:
-            contender.session_ended("expired")
-        else:
-            script.reconnect()
-            assert script.answer("delete", error=NoNodeError()) == f"/k/{name}"
-        assert (contender.state, script.listeners) == (State.GONE, {})
-        script.connected = True
-
-
-def test_unavailable__holding(script: Script) -> None:
-    """An outage is no loss; the end of the lease is."""
-    contender = contend(script)
-    script.answer("children", [create(script)])
-    contender.unavailable("away")
-    assert (contender.state, contender.error, contender.lost) == (State.HELD, None, None)
-
-
-def test_unavailable__waiting(script: Script) -> None:
-    """A waiter gives up if it has no deadline of its own."""
-    contender, _ = join_behind(script, other(3))
-    contender.unavailable("away")
-    assert isinstance(contender.error, SessionUnavailable)
-    assert contender.state is State.LEAVING
-
-
 def test_unavailable__patient(script: Script) -> None:
     """A waiter that has a deadline waits until then, unless there will be no other session."""
     contender, _ = join_behind(script, other(3))
@@ -591,53 +452,3 @@ def test_unavailable__patient(script: Script) -> None:
     script.ended = "closed"
     contender.unavailable("closed")
     assert isinstance(contender.error, SessionUnavailable)
-
-
-def test_unavailable__never_answered(script: Script) -> None:
-    """For an attempt that was never answered an outage is a matter of its caller's deadline for that."""
-    contender = contend(script)
-    contender.unavailable("away")
-    assert (contender.state, contender.error) == (State.JOINING, None)
-
-
-def test_unavailable__after_the_session(script: Script) -> None:
-    """A waiter without a deadline gives up also if its session has ended, whether or not it has read the holder."""
-    contender = contend(script)
-    contender.wants_holder = False
-    name = create(script)
-    script.answer("children", [name, other(1), other(2), other(3)])
-    settle(script, name)
-    assert (contender.state, contender.holder_reads) == (State.WAITING, 0)
-    script.end_session()
-    assert (contender.state, contender.answered) == (State.JOINING, True)
-    contender.unavailable("away")
-    assert isinstance(contender.error, SessionUnavailable)
-
-
-def test_session_ended__holding(script: Script) -> None:
-    """The end of the session is a loss, named once and for all."""
-    contender = contend(script)
-    name = create(script)
-    script.answer("children", [name])
-    contender.session_ended("expired")
-    contender.lose("something else")
-    assert (contender.state, contender.lost) == (State.GONE, "expired")
-
-
-@pytest.mark.parametrize("found", [[other(1)], ["__lock__", other(1)]])
-def test_try__busy(script: Script, found: list[str]) -> None:
-    """A try lists first and creates nothing on a busy lock."""
-    contender = contend(script, wait=False)
-    script.answer("children", found)
-    assert (contender.is_taken, contender.state, script.asked) == (True, State.GONE, [])
-
-
-def test_try__overtaken(script: Script) -> None:
-    """A try that was overtaken between list and create takes its node away again."""
-    contender = contend(script, wait=False)
-    script.answer("children", [])
-    name = create(script)
-    script.answer("children", [other(1), name])
-    assert contender.is_taken
-    assert script.answer("delete") == f"/k/{name}"
-    assert contender.state is State.GONE

@@ -77,13 +77,6 @@ def test_join__one_after_the_other(script: Script) -> None:
     assert (one.state, two.state) == (State.HELD, State.WAITING)
 
 
-def test_join__kinds_together(script: Script) -> None:
-    """A list serves contenders of any kind, each by its own rule."""
-    kinds = joined(script, READ, READ, semaphore(1), WRITE)
-    script.answer("children", names(*kinds))
-    assert [each.state for each in kinds] == [State.HELD, State.HELD, State.WAITING, State.WAITING]
-
-
 def test_list__refused(script: Script) -> None:
     """The refusal of a list is the outcome for all that asked."""
     both = joined(script, WRITE, WRITE)
@@ -253,10 +246,10 @@ def test_connection__old_questions(script: Script) -> None:
 
 def test_connection__several_queues(script: Script) -> None:
     """One that looks for its nodes in several queues has all lists, also if a neighbour asked for the last first."""
-    single = Contender(script, [LockPath("/c")], WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
+    single = Contender(script, [LockPath("/c")], WRITE, **CALM)  # type: ignore[arg-type]
     single.join()
     places = [LockPath(path, b"") for path in ("/a", "/b", "/c")]
-    several = Contender(script, places, WRITE, data=b"", wait=True, notify=lambda: None)  # type: ignore[arg-type]
+    several = Contender(script, places, WRITE, **CALM)  # type: ignore[arg-type]
     several.join()
     script.flush()
     one = f"{script.requests[0][1].rpartition('/')[2]}0000000004"
@@ -492,18 +485,6 @@ def test_neighbour__of_several_queues(script: Script) -> None:
     assert (both.state, script.asked) == (State.HELD, ["delete", "delete"])
 
 
-def test_neighbour__of_others(script: Script) -> None:
-    """Behind one of another session the queue is read: what else stands before that is not known here."""
-    contender = contend(script, WRITE)
-    script.flush()
-    name = create(script)
-    script.answer("children", [other(1), other(2), other(3), name])
-    settle_all(script)
-    script.tell(f"/k/{other(2)}", deleted=True)
-    script.flush()
-    assert (contender.state, script.asked) == (State.WAITING, ["get", "children"])
-
-
 def test_neighbour__lets_others_in(script: Script) -> None:
     """A reader that holds has perhaps other readers before it, and is no proof that none is left."""
     one, two, three, four = joined(script, READ, READ, WRITE, WRITE)
@@ -537,14 +518,20 @@ def test_neighbour__semaphore(script: Script) -> None:
 # A look is under way.
 
 
-def test_change__during_a_look(script: Script) -> None:
-    """What happens before a look is answered is in the answer, and so asks for no second one."""
+def listing_again(script: Script) -> tuple[Contender, str]:
+    """Return a contender behind three others, and its node; one of them has gone, and the queue is to be read again."""
     contender = contend(script)
     script.flush()
     name = create(script)
     script.answer("children", [other(1), other(2), other(3), name])
     settle_all(script)
     script.tell(f"/k/{other(2)}", deleted=True)
+    return contender, name
+
+
+def test_change__during_a_look(script: Script) -> None:
+    """What happens before a look is answered is in the answer, and so asks for no second one."""
+    contender, name = listing_again(script)
     script.flush()
     assert script.asked == ["get", "children"]
     settle_all(script)
@@ -557,12 +544,7 @@ def test_change__during_a_look(script: Script) -> None:
 
 def test_change__older_answer(script: Script) -> None:
     """An answer that still has what is gone by now keeps no waiter waiting: one that watches that again is told."""
-    contender = contend(script)
-    script.flush()
-    name = create(script)
-    script.answer("children", [other(1), other(2), other(3), name])
-    settle_all(script)
-    script.tell(f"/k/{other(2)}", deleted=True)
+    contender, name = listing_again(script)
     settle_all(script)
     script.tell(f"/k/{other(3)}", deleted=True)
     script.flush()

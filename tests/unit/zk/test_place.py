@@ -9,7 +9,7 @@ from kazoo.exceptions import NoAuthError, NoNodeError
 
 from django_zklock.zk.contender import State
 from django_zklock.zk.node_data import LockNodeData, Removal
-from django_zklock.zk.queue import READ, WRITE, Kind
+from django_zklock.zk.queue import WRITE, Kind
 from tests.toolbox.locks.contenders import node_of
 from tests.unit.zk.scripted_session import (
     OTHERS,
@@ -18,10 +18,12 @@ from tests.unit.zk.scripted_session import (
     contend,
     create,
     data,
+    hold,
     join_behind,
     other,
     settle,
     stat,
+    wait_behind,
 )
 
 
@@ -48,26 +50,13 @@ def test_last_gone(script: Script) -> None:
     assert set(script.watches) == {f"/k/{name}"}
 
 
-def test_holder__known(script: Script) -> None:
-    """A contender that waits knows the owner of the first node, watched or not, from its first look on."""
-    contender, name = join_behind(script, other(1), other(2), other(3))
-    script.answer_get(name, (data(), stat()))
-    script.answer_get(other(2), (data(host="second"), stat()))
-    assert contender.holder_reads == 0
-    script.answer_get(other(1), (data(host="first"), stat()))
-    assert contender.holder_reads == 1
-    assert contender.holder is not None
-    assert contender.holder.host == "first"
-
-
 # What is no proof.
 
 
 @pytest.mark.shows("faults#it-is-stopped-for-longer-than-its-session-lives")
 def test_last_gone__own_place_unsure(script: Script) -> None:
     """One that cannot be sure of its own node, which was just written to, waits for the answer of its new watch."""
-    contender, name = join_behind(script, other(3))
-    settle(script, name)
+    contender, name = wait_behind(script, other(3))
     script.tell(f"/k/{name}", deleted=False)
     script.tell(f"/k/{other(3)}", deleted=True)
     assert (contender.state, script.asked) == (State.WAITING, ["get"])
@@ -84,16 +73,6 @@ def test_last_gone__own_place_unwatched(script: Script) -> None:
     assert (contender.state, script.asked) == (State.WAITING, ["children"])
     script.answer("children", [name])
     assert contender.state is State.HELD
-
-
-def test_own_node__watched_again(script: Script) -> None:
-    """As soon as the own node is watched again, a notification is proof again."""
-    contender, name = join_behind(script, other(3))
-    settle(script, name)
-    script.tell(f"/k/{name}", deleted=False)
-    settle(script, name)
-    script.tell(f"/k/{other(3)}", deleted=True)
-    assert (contender.state, script.asked) == (State.HELD, [])
 
 
 def test_own_node__not_watched_yet(script: Script) -> None:
@@ -117,8 +96,7 @@ def test_own_node__not_watched_yet_and_gone(script: Script) -> None:
 
 def test_own_node__gone(script: Script) -> None:
     """A contender that hears that its own node is gone queues up anew, whatever it hears of others after that."""
-    contender, name = join_behind(script, other(3))
-    settle(script, name)
+    contender, name = wait_behind(script, other(3))
     watcher = script.watches[f"/k/{other(3)}"][0]
     script.tell(f"/k/{name}", deleted=True)
     watcher(True)
@@ -129,8 +107,7 @@ def test_own_node__gone(script: Script) -> None:
 
 def test_own_node__gone_after_the_last(script: Script) -> None:
     """A contender that hears that it holds, and then that its own node is gone, has lost."""
-    contender, name = join_behind(script, other(3))
-    settle(script, name)
+    contender, name = wait_behind(script, other(3))
     script.tell(f"/k/{other(3)}", deleted=True)
     script.tell(f"/k/{name}", deleted=True)
     assert (contender.state, contender.lost, contender.loss_reason_pending) == (
@@ -145,9 +122,7 @@ def test_own_node__gone_after_the_last(script: Script) -> None:
 
 def test_own_node__watched_from_the_first_heartbeat(script: Script) -> None:
     """One that holds without a wait watches its node at the first heartbeat; later ones ask nothing."""
-    contender = contend(script)
-    name = create(script)
-    script.answer("children", [name])
+    contender, name = hold(script)
     assert (contender.state, script.asked) == (State.HELD, [])
     script.heartbeat()
     script.heartbeat()
@@ -163,9 +138,7 @@ def test_own_node__watched_from_the_first_heartbeat(script: Script) -> None:
 
 def test_own_node__left_before_it_is_watched(script: Script) -> None:
     """A node that is to be watched, and deleted before its turn comes, is not watched."""
-    contender = contend(script)
-    name = create(script)
-    script.answer("children", [name])
+    contender, _name = hold(script)
     contender.heartbeat()
     contender.leave()
     script.heartbeat()
@@ -177,9 +150,7 @@ def test_own_node__left_before_it_is_watched(script: Script) -> None:
 def test_own_node__unreadable_at_a_heartbeat(script: Script, caplog: pytest.LogCaptureFixture) -> None:
     """A node that cannot be read is no loss, is told of once, and is asked about at each heartbeat."""
     caplog.set_level("DEBUG", "django_zklock")
-    contender = contend(script)
-    name = create(script)
-    script.answer("children", [name])
+    contender, name = hold(script)
 
     def levels() -> list[str]:
         return [record.levelname for record in caplog.records if "event=unverified" in record.message]
@@ -214,24 +185,10 @@ def test_own_node__unreadable_while_it_waits(script: Script) -> None:
     assert (contender.state, script.asked) == (State.JOINING, ["create", "children"])
 
 
-def test_own_node__gone_before_a_heartbeat_is_answered(script: Script) -> None:
-    """What a heartbeat finds of a node that is gone is told with the reason, which comes later."""
-    contender = contend(script)
-    name = create(script)
-    script.answer("children", [name])
-    script.heartbeat()
-    script.answer("get", error=NoNodeError())
-    script.heartbeat()
-    assert (contender.state, contender.loss_reason_pending) == (State.HELD, True)
-    script.answer("get", (LockNodeData(removal=Removal(node=name, why="ada did it")).encode(), stat()))
-    assert contender.lost == "its node was deleted: ada did it"
-
-
 def test_own_node__gone_and_then_the_connection(script: Script) -> None:
     """A loss is told at once if no server can be asked any more why it came."""
     notified: list[str | None] = []
-    contender, name = join_behind(script, other(3))
-    settle(script, name)
+    contender, name = wait_behind(script, other(3))
     script.tell(f"/k/{other(3)}", deleted=True)
     script.tell(f"/k/{name}", deleted=True)
     contender.when_deleted(lambda: notified.append(contender.lost))
@@ -283,8 +240,7 @@ def test_last__unreadable(script: Script) -> None:
 
 def test_lease__over_at_the_grant(script: Script) -> None:
     """A queue that was listed when the lease had ended is listed again, over a new connection."""
-    contender, name = join_behind(script, other(3))
-    settle(script, name)
+    contender, name = wait_behind(script, other(3))
     script.lease_expired = True
     script.tell(f"/k/{other(3)}", deleted=True)
     for _ in ("behind the event", "at the grant"):
@@ -300,8 +256,7 @@ def test_lease__over_at_the_grant(script: Script) -> None:
 
 def test_lease__renewed_with_the_listing(script: Script) -> None:
     """A waiter without a lease holds after one round trip: a write renews the lease, and the listing follows it."""
-    contender, name = join_behind(script, other(3))
-    settle(script, name)
+    contender, name = wait_behind(script, other(3))
     script.lease_expired = True
     script.tell(f"/k/{other(3)}", deleted=True)
     assert (contender.state, script.asked) == (State.WAITING, ["write", "children"])
@@ -318,8 +273,7 @@ def test_lease__short_before_the_grant(script: Script) -> None:
     The third in a queue has waited for nearly a session timeout, in a session that keeps no lease; then the two before
     it end shortly after each other. The lease ended after the grant, with nothing wrong anywhere.
     """
-    contender, name = join_behind(script, other(1), other(3))
-    settle(script, name)
+    contender, name = wait_behind(script, other(1), other(3))
     script.lease_is_short = True
     script.tell(f"/k/{other(1)}", deleted=True)
     assert script.asked == ["get", "write", "children"]
@@ -333,8 +287,7 @@ def test_lease__short_before_the_grant(script: Script) -> None:
 
 def test_left__hears_nothing(script: Script) -> None:
     """A contender that gives up its place takes its watch off, and is not granted by what comes late."""
-    contender, name = join_behind(script, other(3))
-    settle(script, name)
+    contender, name = wait_behind(script, other(3))
     late = script.watches[f"/k/{other(3)}"][0]
     contender.leave()
     assert set(script.watches) == {f"/k/{name}"}
@@ -395,20 +348,9 @@ def test_readers__behind_a_writer(script: Script) -> None:
     assert contender.state is State.WAITING
 
 
-def test_reader__let_in_with_others(script: Script) -> None:
-    """Readers behind one writer watch it all, and each holds when it goes; other readers are not in the way."""
-    writer = other(1, Kind.WRITE)
-    contender, name = join_behind(script, reader(0), writer, reader(2), rule=READ)
-    assert set(script.watches) == {f"/k/{name}", f"/k/{writer}"}
-    settle(script, name)
-    script.tell(f"/k/{writer}", deleted=True)
-    assert (contender.state, script.asked) == (State.HELD, [])
-
-
 def test_looking_again__keeps_what_is_watched(script: Script) -> None:
     """A second look asks for no watch that is there already, and takes off those that are of no use any more."""
-    contender, name = join_behind(script, reader(1), reader(2), rule=WRITE)
-    settle(script, name)
+    contender, name = wait_behind(script, reader(1), reader(2), rule=WRITE)
     script.tell(f"/k/{reader(1)}", deleted=False)
     script.answer("children", [reader(1), reader(2), name])
     assert [what for _, what, _ in script.requests] == [f"/k/{reader(1)}"]

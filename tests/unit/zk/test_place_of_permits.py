@@ -7,7 +7,18 @@ from kazoo.exceptions import BadVersionError, NoAuthError, NoNodeError, Operatio
 
 from django_zklock.zk.contender import State
 from django_zklock.zk.queue import Kind, semaphore
-from tests.unit.zk.scripted_session import OTHERS, Script, contend, create, data, join_behind, other, settle, stat
+from tests.unit.zk.scripted_session import (
+    OTHERS,
+    Script,
+    contend,
+    create,
+    data,
+    join_behind,
+    other,
+    settle,
+    stat,
+    wait_behind,
+)
 
 TWO = semaphore(2)
 LINE = "/k/"
@@ -55,19 +66,6 @@ def test_join__followed_by_others(script: Script, behind: list[str]) -> None:
     assert (contender.state, script.asked) == (State.HELD, [])
 
 
-@pytest.mark.parametrize("wait", [False, True])
-def test_join__full(script: Script, wait: bool) -> None:
-    """A try finds the semaphore taken, and creates nothing."""
-    contender = contend(script, TWO, wait=wait)
-    if wait:
-        name = create(script)
-        script.answer("children", [lease(1), lease(2), name])
-        assert contender.state is State.WAITING
-    else:
-        script.answer("children", [lease(1), lease(2)])
-        assert (contender.is_taken, contender.state) == (True, State.GONE)
-
-
 # The first waiter.
 
 
@@ -94,8 +92,7 @@ def test_first__watches_the_queue(script: Script) -> None:
 
 def test_first__given_back_before_the_watch(script: Script) -> None:
     """What was given back between the list and the watch is in the list that comes with the watch."""
-    contender, name = join_behind(script, lease(1), lease(2), rule=TWO)
-    settle(script, name)
+    contender, name = wait_behind(script, lease(1), lease(2), rule=TWO)
     script.answer("children", [lease(2), name])
     assert contender.state is State.HELD
     assert watched(script, name) == set()
@@ -103,8 +100,7 @@ def test_first__given_back_before_the_watch(script: Script) -> None:
 
 def test_first__queue_gone(script: Script) -> None:
     """When the queue itself is deleted, the waiter queues up anew."""
-    contender, name = join_behind(script, lease(1), lease(2), rule=TWO)
-    settle(script, name)
+    contender, name = wait_behind(script, lease(1), lease(2), rule=TWO)
     script.answer("children", [lease(1), lease(2), name])
     script.requests.clear()
     script.tell(LINE, deleted=True)
@@ -115,18 +111,10 @@ def test_first__queue_gone(script: Script) -> None:
 # Those behind it.
 
 
-def test_later__watches_the_one_before(script: Script) -> None:
-    """A contender behind the first waiter watches the lease right before it; the queue is not its business."""
-    contender, name = join_behind(script, lease(1), lease(2), lease(3), rule=TWO)
-    settle(script, name)
-    assert watched(script, name) == {lease(3)}
-    assert (contender.state, script.asked) == (State.WAITING, [])
-
-
 def test_later__told_that_it_is_first(script: Script) -> None:
     """When the one before comes in, it says so by writing to its node, and the next watches the queue from then on."""
-    contender, name = join_behind(script, lease(1), lease(2), lease(3), rule=TWO)
-    settle(script, name)
+    contender, name = wait_behind(script, lease(1), lease(2), lease(3), rule=TWO)
+    assert watched(script, name) == {lease(3)}
     script.tell(f"/k/{lease(3)}", deleted=False)
     script.answer("children", [lease(2), lease(3), name])
     assert watched(script, name) == {""}
@@ -138,8 +126,7 @@ def test_later__told_that_it_is_first(script: Script) -> None:
 @pytest.mark.parametrize("left", [[lease(1)], [lease(1), lease(2)]])
 def test_later__the_one_before_gives_up(script: Script, left: list[str]) -> None:
     """When the one before goes, the next holder_reads, for it may be the first now, or have room."""
-    contender, name = join_behind(script, lease(1), lease(2), lease(3), rule=TWO)
-    settle(script, name)
+    contender, name = wait_behind(script, lease(1), lease(2), lease(3), rule=TWO)
     script.tell(f"/k/{lease(3)}", deleted=True)
     script.answer("children", [*left, name])
     assert contender.state is (State.HELD if len(left) == 1 else State.WAITING)
@@ -156,51 +143,14 @@ def test_later__gone_before_the_watch(script: Script) -> None:
     assert (contender.state, watched(script, name)) == (State.WAITING, {""})
 
 
-# Limits that differ.
-
-
-@pytest.mark.parametrize("lower", [1, 2, 3])
-def test_limits__all_are_kept(script: Script, lower: int) -> None:
-    """The lowest limit of all up to a lease counts, its own or another's."""
-    contender, name = join_behind(script, lease(1, 9), lease(2, lower), lease(3, 9), rule=semaphore(9))
-    # The one before holds only where three may: else it says when it does.
-    assert watched(script, name) == ({""} if lower == 3 else {lease(3, 9)})
-    assert contender.state is State.WAITING
-
-
-def test_limits__room_for_all(script: Script) -> None:
-    """A contender that stays within all limits holds at once."""
-    contender = contend(script, semaphore(9))
-    name = create(script)
-    script.answer("children", [lease(1, 5), lease(2, 4), lease(3, 9), name])
-    assert contender.state is State.HELD
-
-
-def test_limits__nobody_overtakes(script: Script) -> None:
-    """A lease that waits for its own low limit keeps out those behind it; when it gives up they come in."""
-    contender, name = join_behind(script, lease(1, 9), lease(2, 1), rule=semaphore(9))
-    settle(script, name)
-    assert watched(script, name) == {lease(2, 1)}
-    script.tell(f"/k/{lease(2, 1)}", deleted=True)
-    script.answer("children", [lease(1, 9), name])
-    assert contender.state is State.HELD
-
-
-def test_limits__try(script: Script) -> None:
-    """A try keeps the limits of others too."""
-    contender = contend(script, semaphore(9), wait=False)
-    script.answer("children", [lease(1, 1)])
-    assert (contender.is_taken, script.asked) == (True, [])
-
-
 # The one before does not tell in time.
 
 
-def queue_of_three(script: Script, *, version: int = 1) -> str:
-    """Stand behind three leases, the last of which was written to so often."""
+def queue_of_three(script: Script) -> str:
+    """Stand behind three leases, the last of which was written to."""
     _, name = join_behind(script, lease(1), lease(2), lease(3), rule=TWO)
     script.answer_get(name, (data(), stat()))
-    script.answer_get(lease(3), (data(), stat(owner=OTHERS, version=version)))
+    script.answer_get(lease(3), (data(), stat(owner=OTHERS, version=1)))
     return name
 
 
@@ -234,13 +184,6 @@ def test_silent__written_to(script: Script) -> None:
     assert (len(script.watches[LINE]), script.asked) == (1, [])
 
 
-def test_silent__not(script: Script) -> None:
-    """A lease that is still to come in is heard of in time."""
-    name = queue_of_three(script, version=0)
-    settle(script, name)
-    assert watched(script, name) == {lease(3)}
-
-
 def test_silent__not_ours(script: Script) -> None:
     """A lease that is none of ours says nothing: a waiter behind it watches the queue."""
     _, name = join_behind(script, lease(1), lease(2), lease(3, None), rule=TWO)
@@ -271,17 +214,6 @@ def test_behind_exclusive__room(script: Script) -> None:
     assert contender.state is State.HELD
     assert script.answer("set") == (f"/k/{name}", 0)
     assert script.asked == []
-
-
-def test_behind_exclusive__full(script: Script) -> None:
-    """If there is none, the queue is read when what is in the way has gone."""
-    contender, name = join_behind(script, other(1), lease(2), lease(3), rule=TWO)
-    assert watched(script, name) == {other(1)}
-    settle(script, name)
-    script.tell(f"/k/{other(1)}", deleted=True)
-    assert (contender.state, script.asked) == (State.WAITING, ["children"])
-    script.answer("children", [lease(2), lease(3), name])
-    assert watched(script, name) == {""}
 
 
 # Telling the next.

@@ -8,7 +8,7 @@ from kazoo.exceptions import NoAuthError, NoNodeError, OperationTimeoutError
 from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.queue import READ, WRITE, Kind, Mark, Rule, name_prefix, new_guid, semaphore
 from django_zklock.zk.strays import MAX_TAKEN, MAX_TIMEOUTS
-from tests.unit.zk.scripted_session import SESSION, Script, contend, create, join_behind, other, settle
+from tests.unit.zk.scripted_session import SESSION, Script, contend, create, join_behind, other, settle, wait_behind
 
 
 class Clock:
@@ -48,8 +48,7 @@ def deny(script: Script, *there: bool) -> None:
 
 def test_wait__stray(script: Script, clock: Clock) -> None:
     """One that waits for long behind a node that its server has, and the leader does not, has found a stray."""
-    _contender, name = join_behind(script, other(3))
-    settle(script, name)
+    wait_behind(script, other(3))
     wait_long(script, clock)
     assert script.answer("confirm", error=NoNodeError()) == (f"/k/{other(3)}",)
     assert script.answer("read_many", [[]]) == [(f"/k/{other(3)}", True)]
@@ -59,8 +58,7 @@ def test_wait__stray(script: Script, clock: Clock) -> None:
 @pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 def test_wait__asked_late_and_once(script: Script, clock: Clock) -> None:
     """A short wait asks nothing, and a long one once: what the leader knows will be deleted at every server."""
-    _contender, name = join_behind(script, other(3))
-    settle(script, name)
+    wait_behind(script, other(3))
     wait_long(script, clock, 0.9)
     assert script.asked == []
     wait_long(script, clock, 0.1)
@@ -71,8 +69,7 @@ def test_wait__asked_late_and_once(script: Script, clock: Clock) -> None:
 
 def test_wait__asked_on_each_connection(script: Script, clock: Clock) -> None:
     """Another server may have a stray too."""
-    _contender, name = join_behind(script, other(3))
-    settle(script, name)
+    wait_behind(script, other(3))
     wait_long(script, clock)
     script.answer("confirm", [None])
     script.break_connection()
@@ -85,8 +82,7 @@ def test_wait__asked_on_each_connection(script: Script, clock: Clock) -> None:
 
 def test_wait__deleted_meanwhile(script: Script, clock: Clock) -> None:
     """A node that the own server does not have any more is no stray: its event is on its way, or was just handled."""
-    _contender, name = join_behind(script, other(3))
-    settle(script, name)
+    wait_behind(script, other(3))
     wait_long(script, clock)
     deny(script, False)
     assert (script.asked, script.strays_found) == ([], [])
@@ -95,8 +91,7 @@ def test_wait__deleted_meanwhile(script: Script, clock: Clock) -> None:
 @pytest.mark.parametrize("at", ["confirm", "read_many"])
 def test_wait__refused_for_now(script: Script, clock: Clock, at: str) -> None:
     """A refusal that passes is no answer: the leader is asked again after a pause."""
-    _contender, name = join_behind(script, other(3))
-    settle(script, name)
+    wait_behind(script, other(3))
     wait_long(script, clock)
     if at == "read_many":
         script.answer("confirm", error=NoNodeError())
@@ -109,8 +104,7 @@ def test_wait__refused_for_now(script: Script, clock: Clock, at: str) -> None:
 def test_wait__may_not_ask(script: Script, clock: Clock) -> None:
     """A node that may not be read says nothing about others; one that the server itself does not show is left out."""
     names = [other(number, Kind.READ) for number in (2, 3)]
-    _contender, name = join_behind(script, *names, rule=WRITE)
-    settle(script, name)
+    wait_behind(script, *names, rule=WRITE)
     wait_long(script, clock)
     first, second = script.requests[0][1]
     script.answer("confirm", error=NoAuthError())
@@ -123,8 +117,7 @@ def test_wait__may_not_ask(script: Script, clock: Clock) -> None:
 
 def test_wait__reads_refused(script: Script, clock: Clock) -> None:
     """A server that reads nothing for us proves nothing."""
-    _contender, name = join_behind(script, other(3))
-    settle(script, name)
+    wait_behind(script, other(3))
     wait_long(script, clock)
     script.answer("confirm", error=NoNodeError())
     script.answer("read_many", error=NoAuthError())
