@@ -10,7 +10,6 @@ from queue import Queue
 import pytest
 
 from django_zklock.zk.background import TimerThread
-from django_zklock.zk.waiting import boottime
 
 
 def test_call_later__order() -> None:
@@ -79,8 +78,3 @@ def test_stop() -> None:
     assert done.wait(5)
     assert calls.empty()
     other.stop()
-
-
-def test_lease_now__moves_on() -> None:
-    """The lease clock only goes forward."""
-    assert boottime() <= boottime()

@@ -42,13 +42,6 @@ def test_key__longest(unit: str) -> None:
     assert not re.search("%(?![0-9A-F]{2}|~)", names[0])
 
 
-def test_key__mixed_kilobyte() -> None:
-    """The 1 kB key with everything at once is accepted and shortened."""
-    mixed = "/%\n\N{PARTY POPPER}..\0"
-    key = mixed * (1024 // len(mixed.encode()))
-    assert len(paths.escape(paths.check_key(key)).encode()) <= paths.MAX_NAME_BYTES
-
-
 def test_key__at_the_limit_of_names() -> None:
     """200 bytes stay as they are, 201 are shortened."""
     assert paths.escape("x" * 200) == "x" * 200

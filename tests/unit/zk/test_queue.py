@@ -89,14 +89,6 @@ def test_node__foreign(name: str) -> None:
     assert queue.parse_name(name) is None
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_node__own(kind: Kind) -> None:
-    """What we create is what we read."""
-    node = queue.parse_name(queue.name_prefix(GUID, kind) + "0000000001")
-    assert node is not None
-    assert (node.kind, node.guid) == (kind, GUID)
-
-
 def nodes_of(*entries: tuple[str, int]) -> list[queue.Node]:
     labels = {"x": "lock-", "w": "__WRIT__", "r": "__READ__", "k": "lease-"}
     return parse_names(named(number, labels[kind], sequence) for number, (kind, sequence) in enumerate(entries))

@@ -89,6 +89,7 @@ def test_plan__not_there(of: Rule) -> None:
         (READ, "RR", []),
         (READ, "RWR", [1]),
         (READ, "XRLRW", [0, 2, 4]),
+        (READ, "RL", [1]),
         (semaphore(1), "L", [0]),
         (semaphore(2), "L", []),
         (semaphore(2), "LL", [0, 1]),
@@ -100,6 +101,7 @@ def test_plan__not_there(of: Rule) -> None:
         (semaphore(9), "3L", []),
         (semaphore(9), "3LL", [0, 1, 2]),
         (semaphore(9), "LL2", [0, 1, 2]),
+        (semaphore(9), "L3L", [0, 1, 2]),
         (semaphore(2), "J", [0]),
         (READ, "J", [0]),
     ],
@@ -110,6 +112,8 @@ def test_plan__blockers(of: Rule, before: str, blockers: list[int]) -> None:
     # The node at the head holds. The first that is in the way may wait for it.
     first = nodes_of(before)[0].name if blockers else ""
     assert (seen is GRANTED, seen.first) == (not blockers, first)
+    # A newcomer would have to wait by the same rule.
+    assert of.must_wait(Queue(nodes_of(before))) is bool(blockers)
     if blockers:
         # Those that count are watched, or will be; see below for which.
         assert {*places(seen.watch), *places(seen.watch_next)} <= set(blockers)
@@ -279,28 +283,6 @@ def test_holds(letters: str, holding: list[int]) -> None:
     nodes = nodes_of(letters.replace("L", "2"))
     held = [node.sequence for node in nodes if RULES[node.kind].holds(node.name, Queue(nodes))]
     assert held == holding
-
-
-@pytest.mark.parametrize(
-    ("of", "letters", "full"),
-    [
-        (EXCLUSIVE, "", False),
-        (EXCLUSIVE, "R", True),
-        (WRITE, "L", True),
-        (READ, "RRR", False),
-        (READ, "RL", True),
-        (READ, "RW", True),
-        (semaphore(2), "L", False),
-        (semaphore(2), "LL", True),
-        (semaphore(2), "R", True),
-        (semaphore(9), "1", True),
-        (semaphore(9), "3L", False),
-        (semaphore(9), "L3L", True),
-    ],
-)
-def test_is_full(of: Rule, letters: str, full: bool) -> None:
-    """Whether a newcomer would have to wait, by the same rule."""
-    assert of.must_wait(Queue(nodes_of(letters))) is full
 
 
 @pytest.mark.parametrize(

@@ -251,15 +251,3 @@ def test_boottime__goes_on_while_the_machine_sleeps() -> None:
     """Leases are measured by the clock that counts the time in which a machine is suspended, waits by the other."""
     assert (boottime.func, boottime.args) == (time.clock_gettime, (time.CLOCK_BOOTTIME,))
     assert (monotonic.func, monotonic.args) == (time.clock_gettime, (time.CLOCK_MONOTONIC,))
-
-
-def test_daemon_call__asked_again() -> None:
-    """A call that was not over in time goes on, and its result can be asked for as often as one likes."""
-    may_end = threading.Event()
-    call = DaemonCall(lambda: may_end.wait(30))
-    with pytest.raises(TimeoutError):
-        call.result(Deadline.after(0))
-    may_end.set()
-    assert call.result(Deadline.after(30)) is True
-    assert call.over
-    assert call.result(Deadline.after(0)) is True

@@ -135,8 +135,13 @@ WAITS: dict[str, Callable[[Lock], object]] = {
 
 
 @pytest.mark.shows("faults#a-finalizer-takes-a-lock-in-one-of-our-threads")
-@EVERYWHERE
-@pytest.mark.parametrize("name", WAITS)
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        *((by_connection, name) for name in WAITS),
+        *((where, "acquire") for where in (by_timers, by_actions, by_log, by_call)),
+    ],
+)
 def test_serving__refuses_to_wait(pool: Pool, observer: Observer, where: Where, name: str) -> None:
     """Whatever would wait is refused at once, says what to do instead, and has asked ZooKeeper for nothing."""
     with Lock("kept", pool).acquire(LONG) as kept:
