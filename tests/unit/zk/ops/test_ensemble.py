@@ -21,7 +21,7 @@ from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.timing import MAX_SESSION, scaled
 from tests.toolbox.zookeeper.ensemble import Ensemble
 from tests.toolbox.zookeeper.server import ZooKeeper
-from tests.unit.fake_four_letter import Talker, serving
+from tests.unit.fake_four_letter import Answer, Talker, serving
 
 # How long a test waits for servers that never answer, and how much later it may have its own answer on a busy machine.
 TIMEOUT = 0.4
@@ -109,14 +109,6 @@ def test_words__default_whitelist() -> None:
     assert server.nodes is not None
 
 
-def test_words__none_allowed() -> None:
-    """A server that allows no word has a problem that says so."""
-    with Talker(lambda word: [f"{word} is not executed because it is not in the whitelist.\n".encode()]) as talker:
-        server = ask_one(talker.hosts)
-    assert server.withheld == ensemble.WORDS
-    assert "srvr" in server.problem
-
-
 def test_server_for_tests(testserver: ZooKeeperServer) -> None:
     """The test server answers all but its configuration."""
     server = ask_one(testserver.hosts)
@@ -148,18 +140,23 @@ def test_ipv6() -> None:
     assert (server.address, server.role) == (talker.hosts, "follower")
 
 
-def test_not_serving() -> None:
-    """A server without a quorum has a problem that says so."""
-    with Talker(lambda _word: [b"This ZooKeeper instance is not currently serving requests\n"]) as talker:
-        server = ask_one(talker.hosts)
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (lambda word: [f"{word} is not executed because it is not in the whitelist.\n".encode()], "srvr"),
+        (lambda _word: [b"This ZooKeeper instance is not currently serving requests\n"], "quorum"),
+        (lambda _word: [], "closed"),
+        (lambda _word: itertools.repeat(b"Mode: leader " * 4096), "no answer of ZooKeeper"),
+    ],
+    ids=["no word is allowed", "no quorum", "closes at once", "endless"],
+)
+def test_problem(answer: Answer, problem: str) -> None:
+    """A server that says nothing of use has a problem that says why; of an endless answer, the first 64 kB are read."""
+    with Talker(answer) as talker:
+        server = ask_one(talker.hosts, GRACE)
     assert server.role is None
-    assert "quorum" in server.problem
-
-
-def test_closes_at_once() -> None:
-    """A server that closes the connection has a problem that says so."""
-    with Talker(lambda _word: []) as talker:
-        assert "closed" in ask_one(talker.hosts).problem
+    assert problem in server.problem
+    assert (server.withheld == ensemble.WORDS) is (problem == "srvr")
 
 
 def test_nobody_there() -> None:
@@ -223,30 +220,17 @@ def test_configuration__observers() -> None:
     assert server.configuration == Configuration(tick_time=2.0, voters=2)
 
 
-def test_silence() -> None:
-    """A server that accepts and does not answer takes the timeout, not longer."""
-    with Talker(lambda _word: None) as talker:
-        assert ask_silent(talker.hosts).problem == f"no answer within {TIMEOUT:g} s"
-
-
-def _drip() -> Iterable[bytes]:
+def _drip(_word: str) -> Iterable[bytes]:
     for _number in itertools.count():
         threading.Event().wait(0.01)
         yield b"M"
 
 
-def test_dripping() -> None:
-    """A server whose answer never ends, one byte at a time, does not take longer either."""
-    with Talker(lambda _word: _drip()) as talker:
+@pytest.mark.parametrize("answer", [lambda _word: None, _drip], ids=["silent", "dripping"])
+def test_silence(answer: Answer) -> None:
+    """A server that does not answer, or one byte at a time without an end, takes the timeout, not longer."""
+    with Talker(answer) as talker:
         assert ask_silent(talker.hosts).problem == f"no answer within {TIMEOUT:g} s"
-
-
-def test_endless() -> None:
-    """Of a very long answer, the first 64 kB are read."""
-    with Talker(lambda _word: itertools.repeat(b"Mode: leader " * 4096)) as talker:
-        server = ask_one(talker.hosts, GRACE)
-    assert server.role is None
-    assert "no answer of ZooKeeper" in server.problem
 
 
 def test_lookup_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

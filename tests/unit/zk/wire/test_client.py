@@ -151,55 +151,6 @@ def test_requests__one_write(zookeeper: ZooKeeper, plugs: Any) -> None:
         plug.wire.close(1.0)
 
 
-def test_wake__one_byte(plugs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any number of wake-ups before the connection's thread runs send one byte and read the queue once."""
-    plug = plugs().connected()
-    held, entered = threading.Event(), threading.Event()
-    plug.do(entered.set, lambda: held.wait(scaled(20)))
-    assert entered.wait(scaled(20))
-    connection = plug.wire._connection
-    sent: list[bytes] = []
-
-    class Counting:
-        def __init__(self, sock: socket.socket) -> None:
-            self._sock = sock
-
-        def send(self, data: bytes) -> int:
-            sent.append(data)
-            return self._sock.send(data)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._sock, name)
-
-    connection._write_sock = Counting(connection._write_sock)
-    # kazoo's socket pair would block after about 280 of them.
-    for _ in range(5000):
-        plug.wire.wake()
-    before = plug.listener.wakes
-    held.set()
-    wait_until(lambda: plug.listener.wakes > before)
-    assert sent == [b"\0"]
-    assert plug.listener.wakes == before + 1
-    assert plug.ask("children", "/")[1] is None
-
-
-def test_wake__interrupted(plugs: Any) -> None:
-    """After a wake-up that an exception interrupts, the connection still sends."""
-    plug = plugs().connected()
-    connection = plug.wire._connection
-    real = connection._write_sock
-
-    class Interrupted:
-        def send(self, data: bytes) -> int:
-            raise KeyboardInterrupt
-
-    connection._write_sock = Interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        plug.wire.wake()
-    connection._write_sock = real
-    assert plug.ask("children", "/")[1] is None
-
-
 def test_events__one_thread_in_wire_order(plugs: Any, observer: Observer, root: str) -> None:
     """Answers, watch events and states arrive on the connection's thread, in the order in which they were sent."""
     plug = plugs().connected()
@@ -326,21 +277,6 @@ def test_watch__children(watcher: Watching, observer: Observer) -> None:
 
 
 @pytest.mark.parametrize("method", ["get", "children"])
-def test_watch__taken_off(watcher: Watching, observer: Observer, method: str) -> None:
-    """A removed watch is not called, leaves nothing in kazoo, and does not affect other watches."""
-    watcher.watch("off", method)
-    watcher.watch("on", method)
-    watcher.settle()
-    watcher.unwatch("off")
-    watcher.unwatch("off")
-    watcher.settle()
-    assert watcher.kept == 1
-    observer.client.delete(watcher.path)
-    wait_until(lambda: watcher.notified == [("on", True)])
-    assert watcher.kept == 0
-
-
-@pytest.mark.parametrize("method", ["get", "children"])
 def test_watch__taken_off_under_way(watcher: Watching, observer: Observer, method: str) -> None:
     """A watch can be removed before the answer to its request, and another one can be set at once."""
     watcher.watch("off", method)
@@ -402,20 +338,6 @@ def test_watch__taken_off_too_late(plugs: Any, zookeeper: ZooKeeper, observer: O
         assert watching.notified == []
         assert watching.plug.listener.events == ["connected"]
         watching.plug.wire.close(1.0)
-
-
-def test_watch__connection_lost(watcher: Watching, observer: Observer) -> None:
-    """A watch that was removed after its connection ended is not set on the next one."""
-    watcher.watch("lost")
-    watcher.settle()
-    watcher.plug.wire.drop("for the test")
-    wait_until(lambda: watcher.plug.listener.events == ["connected", "suspended", "connected"])
-    watcher.unwatch("lost")
-    watcher.watch("new")
-    watcher.settle()
-    assert watcher.kept == 1
-    observer.client.delete(watcher.path)
-    wait_until(lambda: watcher.notified == [("new", True)])
 
 
 def restored(plug: Plug) -> None:
@@ -663,18 +585,6 @@ def test_lease__not_without_an_answer(zookeeper: ZooKeeper, plugs: Any) -> None:
         wait_until(lambda: answers)
         assert plug.wire.unanswered_for() == 0.0
         plug.wire.close(1.0)
-
-
-def test_drop__same_session(plugs: Any) -> None:
-    """After a drop the session continues on a new connection, and works."""
-    plug = plugs().connected()
-    session = plug.wire.session_id
-    for _ in range(3):
-        plug.listener.events.clear()
-        plug.wire.drop("for the test")
-        wait_until(lambda: plug.listener.events == ["suspended", "connected"])
-    assert plug.wire.session_id == session
-    assert plug.ask("children", "/")[1] is None
 
 
 def test_drop__avoid(zookeeper: ZooKeeper, plugs: Any) -> None:

@@ -274,6 +274,29 @@ def test_wake__before_reading(ends: Ends) -> None:
     assert ends.is_woken
 
 
+def test_wake__many(ends: Ends) -> None:
+    """Any number of wake-ups before the loop runs send one byte: the socket would block after some hundred."""
+    for _ in range(5000):
+        ends.connection.wake()
+    assert len(ends.connection._read_sock.recv(10)) == 1
+
+
+def test_wake__fails(ends: Ends) -> None:
+    """After a wake-up that an exception interrupts, the next one wakes the loop."""
+    real = ends.connection._write_sock
+
+    class Interrupted:
+        def send(self, data: bytes) -> int:
+            raise KeyboardInterrupt
+
+    ends.connection._write_sock = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        ends.connection.wake()
+    ends.connection._write_sock = real
+    ends.connection.wake()
+    assert ends.is_woken
+
+
 def test_wake__interrupted_before_the_byte(ends: Ends) -> None:
     """A thread that is interrupted before it has sent its byte does not keep others from sending theirs."""
     real = ends.connection._write_sock
@@ -406,39 +429,39 @@ def test_loop__replaced() -> None:
     assert "_read_response" in ConnectionHandler._read_socket.__code__.co_names
 
 
+def waits_of(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, step: Callable[[int], list[Any]] = lambda _number: []
+) -> list[int]:
+    """Return how many seconds the loop waits each time, for what ``step`` makes of the number of that wait."""
+    waits: list[int] = []
+
+    def wait(milliseconds: float) -> list[Any]:
+        waits.append(round(milliseconds / 1000))
+        return step(len(waits))
+
+    monkeypatch.setattr(ends.connection.handler, "poller", lambda *_sockets: wait)
+    return waits
+
+
 def test_ping__unanswered(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle connection sends a ping; if nothing at all arrives until the next one is due, the connection ends."""
-    waits: list[float] = []
-
-    def poller(_sockets: list[Any]) -> Any:
-        def wait(milliseconds: float) -> list[Any]:
-            waits.append(milliseconds)
-            return []
-
-        return wait
-
-    monkeypatch.setattr(ends.connection.handler, "poller", poller)
+    waits = waits_of(ends, monkeypatch)
     with pytest.raises(ConnectionDropped, match="ping"):
         ends.connection._serve(100.0)
     assert ends.server.recv(100) == message(int_struct.pack(PING_XID) + int_struct.pack(Ping.type))
-    assert [round(milliseconds / 1000) for milliseconds in waits] == [100, 100]
+    assert waits == [100, 100]
 
 
 def test_ping__answer_on_its_way(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as a long answer arrives, the connection lives although it is in the way of the ping's answer."""
-    waits: list[float] = []
 
-    def poller(_sockets: list[Any], _writers: Any = ()) -> Any:
-        def wait(milliseconds: float) -> list[Any]:
-            waits.append(milliseconds)
-            if len(waits) == 2:
-                ends.server.sendall(int_struct.pack(1000) + b"the first part of it")
-                ends.connection._receive(1000)
-            return []
+    def step(number: int) -> list[Any]:
+        if number == 2:
+            ends.server.sendall(int_struct.pack(1000) + b"the first part of it")
+            ends.connection._receive(1000)
+        return []
 
-        return wait
-
-    monkeypatch.setattr(ends.connection.handler, "poller", poller)
+    waits = waits_of(ends, monkeypatch, step)
     with pytest.raises(ConnectionDropped, match="ping"):
         ends.connection._serve(100.0)
     assert len(waits) > 2
@@ -446,24 +469,19 @@ def test_ping__answer_on_its_way(ends: Ends, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_ping__not_needed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request is as good as a ping: the time until the next one begins with the last write."""
-    waits: list[float] = []
 
-    def poller(_sockets: list[Any]) -> Any:
-        def wait(milliseconds: float) -> list[Any]:
-            waits.append(milliseconds)
-            if len(waits) == 1:
-                ends.connection.client._queue.append((Ping(), None))
-                ends.connection._written -= 60.0
-                return [(ends.connection._read_sock.fileno(), READABLE)]
-            raise ConnectionDropped("the end of this test")
-
-        return wait
+    def step(number: int) -> list[Any]:
+        if number == 1:
+            ends.connection.client._queue.append((Ping(), None))
+            ends.connection._written -= 60.0
+            return [(ends.connection._read_sock.fileno(), READABLE)]
+        raise ConnectionDropped("the end of this test")
 
     ends.connection.wake()
-    monkeypatch.setattr(ends.connection.handler, "poller", poller)
+    waits = waits_of(ends, monkeypatch, step)
     with pytest.raises(ConnectionDropped, match="end of this test"):
         ends.connection._serve(100.0)
-    assert [round(milliseconds / 1000) for milliseconds in waits] == [100, 100]
+    assert waits == [100, 100]
 
 
 def test_poller__decrypted_bytes() -> None:
