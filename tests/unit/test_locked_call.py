@@ -105,23 +105,6 @@ def test_wait__times_out(make: Make, other_client: OtherClient) -> None:
     held.check()
 
 
-def test_wait__tries_once(make: Make, other_client: OtherClient) -> None:
-    """With a timeout of 0 a call does not wait."""
-    other_client.take("k")
-    with pytest.raises(LockTimeout, match=rf"lock 'k' is taken; {HOLDER}"):
-        make(body=never, timeout=0)()
-
-
-def test_wait__is_granted(make: Make, other_client: OtherClient, ensemble: Ensemble) -> None:
-    """A call that waits runs when the lock is released."""
-    other_client.take("k")
-    waiting = Runner(lambda: make()(1, a=2))
-    ensemble.wait_count("k", 2)
-    other_client.release("k")
-    assert waiting.result() == ((1,), {"a": 2})
-    ensemble.wait_empty("k")
-
-
 # Conflicts: skip.
 
 
@@ -145,19 +128,11 @@ def test_skip__says_so(
     assert ensemble.nodes("k") == [held.node.rpartition("/")[2]]
 
 
-def test_skip__waits_first(make: Make, other_client: OtherClient, ensemble: Ensemble) -> None:
-    """With a timeout, a call waits that long before it skips, and runs if it is granted meanwhile."""
+def test_skip__waits_first(make: Make, other_client: OtherClient) -> None:
+    """A call runs if the lock is free; with a timeout, it waits that long before it skips."""
+    assert make(on_conflict="skip")(1) == ((1,), {})
     other_client.take("k")
     assert make(body=never, on_conflict="skip", timeout=0.5)()["zklock"] == "skipped"
-    waiting = Runner(lambda: make(on_conflict="skip", timeout=30)(1))
-    ensemble.wait_count("k", 2)
-    other_client.release("k")
-    assert waiting.result() == ((1,), {})
-
-
-def test_skip__free(make: Make) -> None:
-    """A call that would skip runs if the lock is free."""
-    assert make(on_conflict="skip")(1) == ((1,), {})
 
 
 # Conflicts: raise.
@@ -179,24 +154,24 @@ def test_raise__names_holder(make: Make, other_client: OtherClient, timeout: flo
 # Conflicts: the timeout under every policy.
 
 
-@pytest.mark.parametrize("on_conflict", ["wait", "skip", "raise", "coalesce", lambda conflict: "decided"])
-def test_timeout__none_waits(make: Make, other_client: OtherClient, ensemble: Ensemble, on_conflict: Any) -> None:
-    """With a timeout of None, a call waits without a limit under every policy."""
+@pytest.mark.parametrize(
+    ("on_conflict", "timeout"),
+    [
+        ("wait", UNSET),
+        ("coalesce", UNSET),
+        *((policy, None) for policy in ("wait", "skip", "raise", "coalesce", lambda conflict: "decided")),
+    ],
+)
+def test_timeout__waits(
+    make: Make, other_client: OtherClient, ensemble: Ensemble, on_conflict: Any, timeout: Unset | None
+) -> None:
+    """Without a timeout, the policies that wait do so without a limit; with a timeout of None every policy does."""
     other_client.take("k")
-    waiting = Runner(lambda: make(on_conflict=on_conflict, timeout=None)(1))
+    waiting = Runner(lambda: make(on_conflict=on_conflict, timeout=timeout)(1, a=2))
     ensemble.wait_count("k", 2)
     other_client.release("k")
-    assert waiting.result() == ((1,), {})
-
-
-@pytest.mark.parametrize("on_conflict", ["wait", "coalesce"])
-def test_timeout__unset_waits(make: Make, other_client: OtherClient, ensemble: Ensemble, on_conflict: Any) -> None:
-    """Without a timeout, the policies that wait do so without a limit."""
-    other_client.take("k")
-    waiting = Runner(lambda: make(on_conflict=on_conflict)(1))
-    ensemble.wait_count("k", 2)
-    other_client.release("k")
-    assert waiting.result() == ((1,), {})
+    assert waiting.result() == ((1,), {"a": 2})
+    ensemble.wait_empty("k")
 
 
 @pytest.mark.parametrize(
@@ -343,37 +318,6 @@ def test_lost__another_error_propagates(make: Make, lose: Callable[[], None], on
         make(body=fail, on_lost=on_lost)()
 
 
-def test_lost__check_raises_within(make: Make, lose: Callable[[], None]) -> None:
-    """In the body, `check()` raises after the loss, under every policy."""
-
-    def checks() -> str:
-        lose()
-        held = current_lock()
-        assert held is not None
-        with pytest.raises(LockLost):
-            held.check()
-        return "stopped"
-
-    assert make(body=checks, on_lost="ignore")() == "stopped"
-
-
-def test_lost__usable_afterwards(make: Make, lose: Callable[[], None]) -> None:
-    """After a loss the lock can be taken again, with a higher token."""
-    tokens = []
-
-    def body(first: bool) -> None:
-        held = current_lock()
-        assert held is not None
-        tokens.append(held.token)
-        if first:
-            lose()
-
-    work = make(body=body, on_lost="ignore")
-    work(True)
-    work(False)
-    assert tokens[0] < tokens[1]
-
-
 # on_unavailable
 
 
@@ -387,11 +331,10 @@ def test_unavailable__raises(make: Make) -> None:
     assert isinstance(caught.value, ConnectionError)
 
 
-@pytest.mark.parametrize("on_conflict", ["wait", "skip", "raise"])
-def test_unavailable__is_no_conflict(make: Make, on_conflict: str) -> None:
+def test_unavailable__is_no_conflict(make: Make) -> None:
     """The policy for conflicts does not apply without ZooKeeper."""
     with pytest.raises(ZooKeeperUnavailable):
-        make(body=never, using="absent", on_conflict=on_conflict, timeout=0.2)()
+        make(body=never, using="absent", on_conflict="skip", timeout=0.2)()
 
 
 def test_unavailable__skips(make: Make, recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
@@ -492,17 +435,6 @@ def test_error__releases(ensemble: Ensemble, error: type[BaseException]) -> None
     ensemble.wait_empty("k")
 
 
-def test_error__thrown_into_a_waiting_call(other_client: OtherClient, ensemble: Ensemble) -> None:
-    """An exception thrown into a call that waits leaves no node."""
-    held = other_client.take("k")
-    waiting = Runner(_sync(body=never, timeout=60))
-    ensemble.wait_count("k", 2)
-    waiting.throw(KeyboardInterrupt)
-    assert isinstance(waiting.outcome(), KeyboardInterrupt)
-    ensemble.wait_count("k", 1)
-    held.check()
-
-
 @pytest.mark.shows("guarantees#no-way-out-leaves-a-node")
 def test_cancellation__of_a_waiting_call(other_client: OtherClient, ensemble: Ensemble) -> None:
     """Cancelling an async call that waits leaves no node."""
@@ -521,26 +453,6 @@ def test_cancellation__of_a_waiting_call(other_client: OtherClient, ensemble: En
 
     asyncio.run(asyncio.wait_for(main(), 30))
     ensemble.wait_count("k", 1)
-
-
-def test_cancellation__of_a_running_call(ensemble: Ensemble) -> None:
-    """Cancelling an async call that holds releases the lock."""
-    began = asyncio.Event()
-
-    @zk_locked("k")
-    async def work() -> None:
-        began.set()
-        await asyncio.Event().wait()
-
-    async def main() -> None:
-        task = asyncio.create_task(work())
-        await began.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(asyncio.wait_for(main(), 30))
-    ensemble.wait_empty("k")
 
 
 def test_release_inside__is_no_loss(make: Make, ensemble: Ensemble) -> None:
@@ -568,63 +480,14 @@ def test_body__sees_no_exception(make: Make, other_client: OtherClient, ensemble
 # Calls within calls.
 
 
-def test_nested__same_key(make: Make) -> None:
-    """A decorated function can call another one, and itself, under the same key: one node, one token."""
-
-    def outer(depth: int) -> list[int]:
-        held = current_lock("k")
-        assert held is not None
-        return [held.token] + (inner(depth - 1) if depth else [])
-
-    inner = _sync(body=outer)
-    tokens = make(body=outer)(3)
-    assert len(tokens) == 4
-    assert len(set(tokens)) == 1
-    assert current_lock() is None
-
-
-@pytest.mark.usefixtures("unhurried")
-def test_nested__async(ensemble: Ensemble) -> None:
-    """An async function can call another one under the same key; a task of its own waits for it."""
-
-    @zk_locked("k", timeout=0.5)
-    async def inner() -> str:
-        return "inner"
-
-    @zk_locked("k")
-    async def outer() -> str:
-        with pytest.raises(LockTimeout):
-            await asyncio.create_task(inner())
-        return await inner()
-
-    assert asyncio.run(outer()) == "inner"
-    ensemble.wait_empty("k")
-
-
-def test_nested__error_keeps_the_outer_hold(make: Make, ensemble: Ensemble) -> None:
-    """An error of a nested call releases only the nested hold."""
-
-    def fail() -> None:
-        raise KeyError
-
-    def outer() -> None:
-        with pytest.raises(KeyError):
-            _sync(body=fail)()
-        held = current_lock()
-        assert held is not None
-        held.check()
-        assert len(ensemble.nodes("k")) == 1
-
-    make(body=outer)()
-    ensemble.wait_empty("k")
-
-
-@pytest.mark.parametrize(("on_conflict", "error"), [("wait", LockConflict), ("raise", LockConflict)])
-def test_not_reentrant__raises(make: Make, on_conflict: str, error: type[Exception]) -> None:
-    """Without reentrancy a nested call fails at once, instead of waiting for itself without end."""
-    inner = _sync(body=never, reentrant=False, on_conflict=on_conflict)
-    with pytest.raises(error, match="lock 'k' is"):
-        make(body=inner)()
+def test_not_reentrant(make: Make) -> None:
+    """Without reentrancy a nested call fails or skips at once, instead of waiting for itself without end."""
+    for on_conflict in ("wait", "raise"):
+        inner = _sync(body=never, reentrant=False, on_conflict=on_conflict)
+        with pytest.raises(LockConflict, match="lock 'k' is"):
+            make(body=inner)()
+    inner = _sync(body=never, reentrant=False, on_conflict="skip")
+    assert make(body=inner)()["zklock"] == "skipped"
 
 
 def test_holder__function_in_a_command(ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -707,31 +570,6 @@ def test_holder_needs_this_thread__says_so(ensemble: Ensemble, on_conflict: str,
     assert len(refusals) == 1
 
 
-def test_not_reentrant__skips(make: Make) -> None:
-    """Without reentrancy a nested call that skips is skipped."""
-    inner = _sync(body=never, reentrant=False, on_conflict="skip")
-    assert make(body=inner)()["zklock"] == "skipped"
-
-
-def test_concurrent__one_at_a_time(make: Make) -> None:
-    """Of many threads that call one function one runs at a time, each with a token above the one before."""
-    tokens: list[int] = []
-    inside = threading.Lock()
-
-    def body() -> None:
-        assert inside.acquire(blocking=False), "two bodies at once"
-        held = current_lock()
-        assert held is not None
-        tokens.append(held.token)
-        inside.release()
-
-    runners = [Runner(make(body=body)) for _ in range(12)]
-    for runner in runners:
-        runner.result(60)
-    assert len(tokens) == 12
-    assert tokens == sorted(set(tokens))
-
-
 # Meeting one's own dead node.
 
 
@@ -768,13 +606,16 @@ def test_met_itself__waits(
     assert waiting.result(20) == ((1,), {})
 
 
+@pytest.fixture
+def short_sessions(ensemble: Ensemble, settings: Any) -> None:
+    times = {"SESSION_TIMEOUT": scaled(3), "CONNECT_TIMEOUT": scaled(1)}
+    settings.ZKLOCK = {"default": {**settings.ZKLOCK["default"], **times}}
+
+
 def test_met_itself__another_owner_came_between(
-    make: Make, other_client: OtherClient, redelivered: Work, ensemble: Ensemble, settings: Any
+    make: Make, other_client: OtherClient, redelivered: Work, ensemble: Ensemble, short_sessions: None
 ) -> None:
     """If its own node is gone and another owner has the lock, the policy applies again: the call skips."""
-    settings.ZKLOCK = {
-        "default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": scaled(3), "CONNECT_TIMEOUT": scaled(1)}
-    }
     own = _take_as(other_client, redelivered)
     other = Runner(lambda: other_client.take("k"))
     ensemble.wait_count("k", 2)
@@ -788,12 +629,9 @@ def test_met_itself__another_owner_came_between(
 
 
 def test_met_itself__still_running(
-    make: Make, other_client: OtherClient, redelivered: Work, ensemble: Ensemble, settings: Any
+    make: Make, other_client: OtherClient, redelivered: Work, short_sessions: None
 ) -> None:
     """If the earlier delivery outlives any session that has died, it is alive, and the policy applies."""
-    settings.ZKLOCK = {
-        "default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": scaled(3), "CONNECT_TIMEOUT": scaled(1)}
-    }
     held = _take_as(other_client, redelivered)
     result = make(body=never, on_conflict="skip")()
     assert result["holder"].startswith("task bill [4711]")
@@ -853,60 +691,10 @@ def test_error__survives(error: ZkLockError, travel: Callable[[ZkLockError], ZkL
     assert (arrived.key, arrived.timeout, arrived.holder) == ("k", 1.5, error.holder)
 
 
-def test_error__real_one_survives(other_client: OtherClient) -> None:
-    """An error from the network keeps its facts too."""
-    other_client.take("k")
-    with pytest.raises(LockTimeout) as caught:
-        _sync(timeout=0.5)()
-    arrived = pickle.loads(pickle.dumps(caught.value))
-    assert str(arrived) == str(caught.value)
-    assert isinstance(arrived.holder, Identity)
-    assert arrived.holder == caught.value.holder
-
-
-# A table of odd keys: each is a correct lock or a clear error.
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "a/b",
-        "a%2Fb",
-        "a\nb",
-        "😀",
-        "..",
-        ".",
-        "/",
-        "nul\0",
-        "é" * 500,
-        " ",
-        "zookeeper",
-        "x" * 1024,
-        "\uffff",
-        "a" * 300,
-    ],
-)
-def test_odd_key__is_a_lock(make: Make, other_client: OtherClient, value: str) -> None:
-    """A key of any characters excludes calls with the same key, and no others."""
-    key = value.replace("{", "{{")
-    other_client.take(key)
-    assert make("{args[0]}", never, on_conflict="skip")(value)["key"] == value
-    assert make("{args[0]}")("other" + value[:10])[0] == ("other" + value[:10],)
-
-
-@pytest.mark.parametrize(
-    ("value", "error", "message"),
-    [
-        ("", ValueError, "must not be empty"),
-        ("x" * 1025, ValueError, "must not be longer than 1024 bytes"),
-        ("é" * 513, ValueError, "must not be longer than 1024 bytes"),
-        ("\ud800", ValueError, "valid Unicode"),
-        (object(), ValueError, "must read the same in every process"),
-    ],
-)
-def test_odd_key__is_refused(make: Make, value: object, error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(("value", "message"), [("x" * 1025, "longer than 1024 bytes"), ("\ud800", "valid Unicode")])
+def test_key__is_refused(make: Make, value: str, message: str) -> None:
     """A key that can name no lock fails the call before anything is sent."""
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         make("{args[0]}", never)(value)
 
 
