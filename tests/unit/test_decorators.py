@@ -12,13 +12,11 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import django
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
 from django.http import HttpRequest, HttpResponse
@@ -69,17 +67,6 @@ def test_function__looks_as_before() -> None:
     assert inspect.getfullargspec(decorated).kwonlyargs == ["flag"]
 
 
-def test_coroutine_function__stays_one() -> None:
-    """An `async def` stays a coroutine function, by the tests of Django and of asyncio."""
-
-    @zk_locked("{number}")
-    async def work(number: int) -> int:
-        return number
-
-    assert inspect.iscoroutinefunction(work)
-    assert str(inspect.signature(work)) == "(number: 'int') -> 'int'"
-
-
 # What is locked.
 
 
@@ -91,7 +78,7 @@ def test_function__holds(ensemble: Ensemble) -> None:
 
 
 def test_coroutine_function__holds(ensemble: Ensemble) -> None:
-    """A coroutine function runs under the lock, which does not pass to the tasks that it makes."""
+    """A coroutine function stays one, and runs under the lock, which does not pass to the tasks that it makes."""
 
     @zk_locked("async:{number}")
     async def work(number: int) -> tuple[str, Any]:
@@ -100,6 +87,8 @@ def test_coroutine_function__holds(ensemble: Ensemble) -> None:
 
         return held_key(), await asyncio.create_task(child())
 
+    assert inspect.iscoroutinefunction(work)
+    assert str(inspect.signature(work)) == "(number: 'int') -> 'tuple[str, Any]'"
     assert asyncio.run(work(5)) == ("async:5", None)
     ensemble.wait_empty("async:5")
 
@@ -380,16 +369,12 @@ class ChoosesLater:
     ("options", "error", "message"),
     [
         ({"timeout": -1}, ValueError, "timeout must not be negative, got -1; None waits for ever, 0 tries once"),
-        ({"timeout": timedelta(seconds=-1)}, ValueError, "must not be negative"),
-        ({"timeout": float("nan")}, ValueError, "must not be negative"),
         ({"timeout": "5"}, TypeError, "timeout must be seconds, a timedelta or None, got '5'"),
-        ({"timeout": True}, TypeError, "timeout must be seconds"),
         (
             {"on_conflict": "explode"},
             ValueError,
             "on_conflict must be one of 'wait', 'skip', 'raise', 'retry', 'coalesce', got",
         ),
-        ({"on_conflict": None}, ValueError, "on_conflict must be one of"),
         ({"on_conflict": ["wait"]}, ValueError, "on_conflict must be one of"),
         (
             {"on_lost": "explode"},
@@ -401,15 +386,12 @@ class ChoosesLater:
             ValueError,
             "on_unavailable must be one of 'raise', 'skip', 'run', 'retry', got 'explode'",
         ),
-        ({"on_unavailable": None}, ValueError, "on_unavailable must be one of"),
-        ({"reentrant": "no"}, ValueError, "reentrant must be one of True, False, got 'no'"),
         ({"reentrant": 1}, ValueError, "reentrant must be one of True, False, got 1"),
         (
             {"using": None},
             TypeError,
             "using must be the name of an alias in ZKLOCK, or a function of the key, got None",
         ),
-        ({"using": ["default"]}, TypeError, "using must be the name of an alias"),
         ({"using": choose_later}, TypeError, "is async: it would never be awaited"),
         ({"using": ChoosesLater()}, TypeError, "is async: it would never be awaited"),
         ({"using": lambda: "default"}, TypeError, "is called with the key alone: too many positional arguments"),
@@ -430,12 +412,6 @@ def test_zk_locked__bad_key(key: Any) -> None:
     """A value that cannot be a key is refused at decoration, and the error shows the right form."""
     with pytest.raises(TypeError, match=r'write @zk_locked\("invoice:\{invoice_id\}"\)'):
         zk_locked(key)
-
-
-def test_zk_locked__no_key() -> None:
-    """Empty parentheses are refused."""
-    with pytest.raises(TypeError, match="key"):
-        zk_locked()  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("key", ["{nobody}", "", "{", "{}", "x" * 1025])
@@ -501,7 +477,7 @@ def test_template__no_warning(key: Any, options: dict[str, Any]) -> None:
 
 
 def test_template__no_argument_that_varies() -> None:
-    """A constant key does not warn where calls differ only in what is optional, collected or the context."""
+    """A constant key does not warn for what is optional, collected or the context, nor for a command: it is one job."""
 
     class Service:
         @zk_locked("service")
@@ -509,10 +485,6 @@ def test_template__no_argument_that_varies() -> None:
 
         @zk_locked("service")
         def view(self, request: object, *args: object, **kwargs: object) -> None: ...
-
-
-def test_template__of_a_command() -> None:
-    """Nor does it for a command: one lock for all its calls is what is meant."""
 
     class Command(BaseCommand):
         @zk_locked("nightly-report")
@@ -557,17 +529,8 @@ def test_wrong_use() -> None:
     locked: Any = zk_locked("nightly")
     with pytest.raises(TypeError, match=r'for a block write `with zk_lock\("…"\):`, got \'nightly\''), locked:
         raise AssertionError
-
-
-async def _enter(locked: Any) -> None:
-    async with locked:
-        raise AssertionError
-
-
-def test_wrong_use__async() -> None:
-    """So does an asynchronous block."""
     with pytest.raises(TypeError, match=r'for a block write `async with zk_lock\("…"\):`'):
-        asyncio.run(_enter(zk_locked("nightly")))
+        asyncio.run(locked.__aenter__())
 
 
 # Views that are skipped.
@@ -789,12 +752,6 @@ def test_async_callable__of_a_plain_function(name: str) -> None:
         zk_locked("k", **options)(lambda: None)
 
 
-def test_unknown_alias__named(ensemble: Ensemble) -> None:
-    """With an unknown alias the call fails, and the error names the configured ones."""
-    with pytest.raises(ImproperlyConfigured, match="no alias 'other'; configured: 'default', 'absent'"):
-        zk_locked("k", using="other")(lambda: None)()
-
-
 # Bare use, and key callables that look like it.
 
 
@@ -813,10 +770,6 @@ BARE = {
         @zk_locked
         def work(number): ...
     """,
-    "coroutine function": """
-        @zk_locked
-        async def work(number): ...
-    """,
     "method": """
         class Service:
             @zk_locked
@@ -830,19 +783,6 @@ BARE = {
             ):
                 return number
         make()
-    """,
-    "above another decorator": """
-        class Service:
-            @zk_locked
-            @noop
-            def work(self):
-                return 1
-    """,
-    "below another decorator": """
-        @noop
-        @zk_locked
-        def work(number):
-            return 1
     """,
     "between decorators": """
         @noop
@@ -909,15 +849,6 @@ CALLABLE = {
             return work
         make()
     """,
-    "on one line": """
-        def key(number): return number
-        @zk_locked(key)
-        def work(number): ...
-    """,
-    "lambda": """
-        @zk_locked(lambda number: number)
-        def work(number): ...
-    """,
     "lambda over lines": """
         @zk_locked(
             lambda number:
@@ -932,12 +863,6 @@ CALLABLE = {
     """,
     "partial": """
         @zk_locked(functools.partial(lambda a, number: number, 1))
-        def work(number): ...
-    """,
-    "decorated": """
-        @functools.cache
-        def key(number): return number
-        @zk_locked(key)
         def work(number): ...
     """,
     "wrapped": """
@@ -967,12 +892,6 @@ CALLABLE = {
         class Maker:
             def __call__(self, number): return number
         @zk_locked(Maker())
-        def work(number): ...
-    """,
-    "method": """
-        class Maker:
-            def key(self, number): return number
-        @zk_locked(Maker().key)
         def work(number): ...
     """,
 }

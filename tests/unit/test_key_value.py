@@ -70,6 +70,11 @@ class Named:
         return "Named"
 
 
+class Parts(deque[str]):
+    def __str__(self) -> str:
+        return "+".join(self)
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -100,6 +105,8 @@ def test_key_text__query_dict() -> None:
         (Filter(Account(pk=7), Counter("aba")), "Filter(account=billing.account:7, tags={'a': 2, 'b': 1})"),
         (deque([Account(pk=7), "x"]), "[billing.account:7, 'x']"),
         (Named({"a"}), "Named"),
+        (Parts("ba"), "b+a"),
+        ([(), {}], "[[], {}]"),
     ],
 )
 def test_key_text__members(value: object, text: str) -> None:

@@ -132,24 +132,6 @@ def test_lost__from_a_thread_of_its_own(ensemble: Ensemble, recorder: Recorder) 
     assert recorder.names == ["acquired", "lost", "released"]
 
 
-def test_lost__receiver_may_take_its_time(ensemble: Ensemble) -> None:
-    """A receiver of `lost` that blocks delays neither this lock nor another one."""
-    entered, leave = threading.Event(), threading.Event()
-
-    def block(**_: Any) -> None:
-        entered.set()
-        leave.wait(60)
-
-    with connected(signals.lost, block):
-        held = zk_lock("k").acquire()
-        ensemble.delete(held)
-        assert entered.wait(20)
-        with zk_lock("other").acquire(120) as other:
-            other.check()
-        held.release()
-        leave.set()
-
-
 @pytest.mark.parametrize("signal", ["refused", "skipped"])
 def test_skipped__documented_facts(other_client: OtherClient, recorder: Recorder, signal: str) -> None:
     """`refused` and `skipped` name holder, function and reason, and the common arguments."""
