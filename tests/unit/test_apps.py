@@ -77,14 +77,6 @@ print(len(worker_init.receivers or ()) - before)
     assert run(code) == "0\n"
 
 
-def test_ready__registers_the_checks() -> None:
-    """`manage.py check` knows the checks by their tag."""
-    code = (
-        f"from django.core.checks import registry\n{SETUP}print('django_zklock' in registry.registry.tags_available())"
-    )
-    assert run(code) == "True\n"
-
-
 def test_ready__starts_nothing() -> None:
     """Starting Django connects to nothing and starts no thread."""
     code = f"{SETUP}import threading; print(threading.active_count())"

@@ -154,34 +154,6 @@ def test_stacked__both_hold(ensemble: Ensemble) -> None:
     assert inner.key == "inner:1"
 
 
-def test_one_decorator__shared_by_threads(ensemble: Ensemble) -> None:
-    """Many threads can share one decorator and one decorated function, which keep no state."""
-    locked = zk_locked("shared:{number}")
-    inside = []
-    together = [0, 0]
-
-    @locked
-    def one(number: int) -> str:
-        together[number] += 1
-        assert together[number] == 1
-        key = held_key()
-        inside.append(number)
-        together[number] -= 1
-        return key
-
-    @locked
-    def two(number: int) -> str:
-        return one(number)
-
-    before = repr(locked)
-    runners = [Runner(functools.partial(two if n % 4 < 2 else one, n % 2)) for n in range(24)]
-    assert [runner.result(30) for runner in runners] == [f"shared:{n % 2}" for n in range(24)]
-    assert len(inside) == 24
-    assert repr(locked) == before
-    with pytest.raises(AttributeError):
-        locked.key = "other"  # type: ignore[misc]
-
-
 # Management commands. This module is not in a `management.commands` package, as a base class would not be.
 
 
@@ -692,21 +664,6 @@ def test_singledispatch(ensemble: Ensemble) -> None:
 
     below.register(int, lambda value: _held_key())
     assert [above("a"), above(1), below("a"), below(1)] == ["above", "above", "below", None]
-
-
-def test_override(ensemble: Ensemble) -> None:
-    """The method of a subclass has no lock of its own, also after it has called the decorated one."""
-
-    class Base:
-        @zk_locked("base")
-        def work(self) -> list[str | None]:
-            return [_held_key()]
-
-    class Child(Base):
-        def work(self) -> list[str | None]:
-            return [*super().work(), _held_key()]
-
-    assert Child().work() == ["base", None]
 
 
 def _generator() -> Iterator[int]:

@@ -222,17 +222,13 @@ def test_template__query_set(template: str, wrap: Callable[[object], object]) ->
         ("{invoice_id[a]}", "[{'c': 1, 'd': 2}]"),
     ],
 )
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_template__equal_dicts(template: str, key: str) -> None:
+    """Equal dicts have the same key, whatever the order of their entries, also at depth."""
+    for value in (
         {"a": [{"c": 1, "d": 2}], "b": ({"e": 1, "f": 2},)},
         {"b": ({"f": 2, "e": 1},), "a": [{"d": 2, "c": 1}]},
-    ],
-    ids=["sorted", "reversed"],
-)
-def test_template__equal_dicts(template: str, key: str, value: object) -> None:
-    """Equal dicts have the same key, whatever the order of their entries, also at depth."""
-    assert key_of(template, bill, value) == key
+    ):
+        assert key_of(template, bill, value) == key
 
 
 @pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1, "a", 3), {}), ((1,), {"shops": "a"})])

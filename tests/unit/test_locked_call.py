@@ -490,20 +490,6 @@ def test_not_reentrant(make: Make) -> None:
     assert make(body=inner)()["zklock"] == "skipped"
 
 
-def test_holder__function_in_a_command(ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function is shown by its name and by the command of its process: "runserver" alone would say nothing."""
-    monkeypatch.setattr("sys.argv", ["manage.py", "runserver"])
-
-    @zk_locked("k")
-    def body() -> Identity | None:
-        (holder,) = zk_lock("k").holders()
-        return holder
-
-    holder = body()
-    assert holder is not None
-    assert holder.work == Work(kind="function", name=f"{__name__}.{body.__qualname__}", command="runserver")
-
-
 @pytest.mark.parametrize(("argv", "outer"), [("test_locked_call", ""), ("nightly", "nightly")])
 def test_holder__command(ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch, argv: str, outer: str) -> None:
     """A command has its own name, and that of the command that has called it."""

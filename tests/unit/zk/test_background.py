@@ -25,11 +25,6 @@ LOCKS = 2_000
 NAMES = ("zklock-actions", "zklock-listeners")
 
 
-@pytest.fixture
-def kind_of_server() -> str:
-    return "testserver"
-
-
 class Threads(Losses):
     """Keeps by which threads it is told."""
 

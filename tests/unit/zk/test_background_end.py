@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,18 +21,6 @@ from tests.toolbox.threads import Runner
 from tests.toolbox.timing import GRACE, wait_until
 
 LONG = 60.0
-
-
-@pytest.fixture
-def kind_of_server() -> str:
-    return "testserver"
-
-
-@pytest.fixture
-def own_server() -> Iterator[ZooKeeperServer]:
-    """Return a server without other clients."""
-    with ZooKeeperServer() as server:
-        yield server
 
 
 def ours() -> list[threading.Thread]:

@@ -21,11 +21,6 @@ from tests.toolbox.zookeeper.any_server import Server
 NAME = "django_zklock.test"
 
 
-@pytest.fixture
-def kind_of_server() -> str:
-    return "testserver"
-
-
 class Blocking(logging.Handler):
     """Writes nothing until it is let go on, and keeps what it has written, and where."""
 

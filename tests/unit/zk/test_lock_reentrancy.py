@@ -18,11 +18,6 @@ LONG = scaled(20)
 
 
 @pytest.fixture
-def kind_of_server() -> str:
-    return "testserver"
-
-
-@pytest.fixture
 def just_before_nesting(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
     """Return a list; its first call is made in another thread after the caller's holds are read, before it nests."""
     calls: list[Callable[[], object]] = []

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -35,18 +35,6 @@ from tests.toolbox.threads import Runner
 from tests.toolbox.timing import wait_until
 
 UNKNOWN_OPCODE = 77
-
-
-@pytest.fixture
-def kind_of_server() -> str:
-    return "testserver"
-
-
-@pytest.fixture
-def own_server() -> Iterator[ZooKeeperServer]:
-    """Return a server without other clients."""
-    with ZooKeeperServer() as server:
-        yield server
 
 
 # A session for inspection.

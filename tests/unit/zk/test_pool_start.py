@@ -32,11 +32,6 @@ LONG = 60.0
 SHORT = 0.2
 
 
-@pytest.fixture
-def kind_of_server() -> str:
-    return "testserver"
-
-
 @pytest.fixture(params=ERRORS, ids=["descriptors", "threads", "memory"])
 def shortage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shortage]:
     shortage = Shortage(request.param, monkeypatch)

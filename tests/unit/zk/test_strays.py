@@ -220,15 +220,6 @@ def test_try__taken_anew(script: Script, clock: Clock) -> None:
     assert script.asked == []
 
 
-def test_try__semaphore(script: Script, clock: Clock) -> None:
-    """All leases are asked about, because any of them may be the stray."""
-    names = [other(number, Kind.PERMIT, 2) for number in (1, 2)]
-    try_it(script, *names, rule=semaphore(2))
-    clock.now += 15.0
-    try_it(script, *names, rule=semaphore(2))
-    assert script.requests[0][1] == tuple(f"/k/{name}" for name in names)
-
-
 def test_taken__many(script: Script, clock: Clock) -> None:
     """What is known about locks that were found taken is bounded."""
     for number in range(MAX_TAKEN + 1):

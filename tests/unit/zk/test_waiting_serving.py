@@ -36,11 +36,6 @@ LIMIT = 2 * GRACE
 
 
 @pytest.fixture
-def kind_of_server() -> str:
-    return "testserver"
-
-
-@pytest.fixture
 def pool(make_pool: MakePool) -> Pool:
     return make_pool(session_timeout=40.0, connect_timeout=LONG)
 

@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from kazoo.client import KazooClient
 from kazoo.exceptions import EXCEPTIONS, BadVersionError, NoAuthError
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk import background
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.waiting import boottime
 from django_zklock.zk.wire import (
     ConnectionOptions,
     KazooException,
@@ -35,10 +33,9 @@ from django_zklock.zk.wire import (
 )
 from django_zklock.zk.wire.connection import make_handler
 from django_zklock.zk.wire.lease import NEVER, Sent
-from django_zklock.zk.wire.requests import MultiRead
 from django_zklock.zk.wire.watches import RemoveWatches
 from tests.toolbox.locks.pools import MakePool
-from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
+from tests.toolbox.network.tcp_proxy import UP, Proxy, requests
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import GRACE, MAX_SESSION, scaled, wait_until
 from tests.toolbox.zookeeper.observer import Observer
@@ -110,6 +107,11 @@ class Plug:
 
 
 @pytest.fixture
+def kind_of_server() -> str:
+    return "zookeeper"
+
+
+@pytest.fixture
 def plugs(zookeeper: ZooKeeper) -> Iterator[Any]:
     made: list[Plug] = []
 
@@ -129,26 +131,6 @@ def test_start__untested_kazoo(plugs: Any, caplog: pytest.LogCaptureFixture, mon
         plugs().connected()
     background.flush_log()
     assert caplog.text.count("event=kazoo_untested version=2.99.0") == 1
-
-
-def test_requests__one_write(zookeeper: ZooKeeper, plugs: Any) -> None:
-    """All requests of one wake-up leave in one write, and their answers come in their order."""
-    with Proxy(zookeeper.address) as proxy:
-        plug = plugs(proxy.hosts).connected()
-        plug.ask("children", "/")
-        seen = len(proxy.chunks)
-        answers: list[int] = []
-        plug.do(
-            lambda: [
-                plug.wire.children("/", lambda value, error, number=number: answers.append(number))
-                for number in range(50)
-            ]
-        )
-        wait_until(lambda: len(answers) == 50)
-        written = [chunk for direction, chunk in proxy.chunks[seen:] if direction == UP]
-        assert [list(requests(chunk)) for chunk in written] == [[GET_CHILDREN] * 50]
-        assert answers == list(range(50))
-        plug.wire.close(1.0)
 
 
 def test_events__one_thread_in_wire_order(plugs: Any, observer: Observer, root: str) -> None:
@@ -392,23 +374,6 @@ def test_watch__restored(
         assert len(watcher.notified) == 1
 
 
-def test_watch__under_way_is_not_restored(zookeeper: ZooKeeper, plugs: Any, observer: Observer, root: str) -> None:
-    """A watch whose request was not answered ends with its connection."""
-    path = f"{root}/watched"
-    observer.client.create(path, b"", makepath=True)
-    with Proxy(zookeeper.address) as proxy:
-        plug = plugs(proxy.hosts).connected()
-        proxy.pause(DOWN)
-        watcher = Watching(plug, path)
-        watcher.watch("w")
-        wait_until(lambda: plug.wire._client._pending)
-        proxy.resume(drop=True)
-        proxy.cut()
-        wait_until(lambda: plug.listener.events == ["connected", "suspended", "connected"])
-        assert not plug.wire.watches.lost
-        assert (watcher.kept, watcher.notified) == (0, [])
-
-
 def test_error__unknown_to_kazoo(watcher: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error code that kazoo does not know is the answer to its request, and the connection goes on."""
     # As if kazoo did not know ZooKeeper's NoWatcher.
@@ -423,25 +388,6 @@ def test_error__unknown_to_kazoo(watcher: Watching, monkeypatch: pytest.MonkeyPa
     assert isinstance(answers[0][1], KazooException)
     watcher.settle()
     assert watcher.plug.listener.events == ["connected"]
-
-
-def test_unknown_request__ends_the_session(
-    plugs: Any, observer: Observer, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server older than ZooKeeper 3.6 refuses a request before it answers earlier ones; the reason names 3.6."""
-    observer.client.create(root)
-    monkeypatch.setattr(MultiRead, "type", 77)
-    plug = plugs().connected()
-    answers: list[Any] = []
-    plug.do(
-        # A write takes longer than the refusal.
-        lambda: plug.wire.create([f"{root}/a"], b"", lambda *_: None),
-        lambda: plug.wire.read_many([Read(root)], lambda *answer: answers.append(answer)),
-    )
-    wait_until(lambda: len(plug.listener.events) == 2)
-    reason = "the server does not know one of our requests; ZooKeeper 3.6 or newer is required"
-    assert plug.listener.events == ["connected", ("ended", reason, True)]
-    assert answers == []
 
 
 @pytest.mark.shows("faults#an-answer-comes-out-of-order")
@@ -478,30 +424,6 @@ def test_session_timeout__negotiated(plugs: Any, asked: float, given: float) -> 
     """The session timeout is the one that the server has granted, not the one in the options."""
     plug = plugs(session_timeout=asked).connected()
     assert plug.wire.lease.timeout == pytest.approx(given, abs=0.001)
-
-
-def test_lease__requests_that_the_leader_sees(plugs: Any) -> None:
-    """Neither reads nor syncs renew the lease; a write does, from a margin before the sync that was answered first."""
-    plug = plugs(session_timeout=2.4).connected()
-    timeout = plug.wire.lease.timeout
-    begin = plug.wire.lease.end
-
-    def read_for(seconds: float) -> None:
-        read_until = boottime() + seconds
-        while boottime() < read_until:
-            plug.ask("children", "/")
-
-    read_for(timeout / 3)
-    assert plug.wire.lease.end == begin
-    plug.ask("sync", "/")
-    synced = boottime()
-    # What is answered here is recent enough for a lease from a margin before the write itself.
-    read_for(timeout / 6)
-    assert plug.wire.lease.end == begin
-    answers: list[Any] = []
-    plug.do(lambda: plug.wire.write_nothing(lambda *answer: answers.append(answer)))
-    wait_until(lambda: answers)
-    assert begin < plug.wire.lease.end <= synced - timeout / 8 + timeout
 
 
 def do(plug: Plug, request: Callable[[Wire, str, Any], object], path: str) -> Any:
@@ -599,22 +521,6 @@ def test_drop__avoid(zookeeper: ZooKeeper, plugs: Any) -> None:
     assert avoided[1:] == zookeeper.address
 
 
-def test_answers__lost(zookeeper: ZooKeeper, plugs: Any) -> None:
-    """Requests under way when the connection ends are never answered, and never sent again."""
-    with Proxy(zookeeper.address) as proxy:
-        plug = plugs(proxy.hosts).connected()
-        proxy.pause("up", "down")
-        answers: list[Any] = []
-        plug.do(lambda: plug.wire.children("/", lambda *answer: answers.append(answer)))
-        wait_until(lambda: plug.wire._client._pending)
-        proxy.resume(drop=True)
-        proxy.cut()
-        wait_until(lambda: plug.listener.events[-1] == "connected" and len(plug.listener.events) == 3)
-        assert plug.ask("children", "/")[1] is None
-        assert answers == []
-        plug.wire.close(1.0)
-
-
 def test_reply__raises(plugs: Any, caplog: pytest.LogCaptureFixture) -> None:
     """An exception in a reply, a watch or a listener is logged and does not end the connection."""
     plug = plugs().connected()
@@ -639,19 +545,6 @@ def test_request__unencodable(plugs: Any) -> None:
     assert plug.ask("children", "/")[1] is None
 
 
-@pytest.mark.timely("kazoo's own close would take ten seconds on any machine")
-def test_close__frozen_server(own_zookeeper: ZooKeeper) -> None:
-    """If the server does not answer, close returns after its timeout, and the thread ends."""
-    before = set(threading.enumerate())
-    plug = Plug(own_zookeeper.hosts).connected()
-    own_zookeeper.pause()
-    began = time.monotonic()
-    assert not plug.wire.close(0.3)
-    assert time.monotonic() - began < 8
-    assert plug.wire.close(0.3)
-    wait_until(lambda: set(threading.enumerate()) <= before)
-
-
 def test_close__ends_the_session(plugs: Any, observer: Observer, root: str) -> None:
     """Close deletes the nodes of the session at once."""
     plug = plugs(session_timeout=30.0).connected()
@@ -663,22 +556,6 @@ def test_close__ends_the_session(plugs: Any, observer: Observer, root: str) -> N
     assert plug.wire.close(2.0)
     assert observer.children(root) == []
     assert plug.listener.events[-2:] == ["closing", ("ended", "the session was closed", True)]
-
-
-def test_close__during_the_handshake(zookeeper: ZooKeeper) -> None:
-    """A session from a handshake that ends during close is closed too."""
-    with Proxy(zookeeper.address) as proxy:
-        proxy.pause("down")
-        plug = Plug(proxy.hosts, session_timeout=30.0)
-        wait_until(lambda: proxy.chunks)
-        closing = Runner(lambda: plug.wire.close(10.0))
-        wait_until(lambda: plug.wire._closing)
-        proxy.resume()
-        assert closing.result()
-        _handshake, *rest = [chunk for direction, chunk in proxy.chunks if direction == UP]
-        assert [list(requests(chunk)) for chunk in rest] == [[CLOSE]]
-        assert plug.listener.events[-1] == ("ended", "the session was closed", True)
-        assert plug.wire.session_id is None
 
 
 @pytest.fixture
@@ -795,19 +672,6 @@ def test_create_all(plugs: Any, observer: Observer, root: str) -> None:
     assert later > token + 1
 
 
-@pytest.mark.parametrize("missing", [0, 1, 2])
-def test_create_all__no_parent(plugs: Any, observer: Observer, root: str, missing: int) -> None:
-    """If one parent is missing, no node is created, and the error is the one for that parent."""
-    observer.client.create(f"{root}/k", makepath=True)
-    plug = plugs().connected()
-    stems = [f"{root}/k/x-"] * 3
-    stems[missing] = f"{root}/none/x-"
-    value, error = plug.ask("create", stems, b"data")
-    assert value is None
-    assert isinstance(error, NoNodeError)
-    assert observer.children(f"{root}/k") == []
-
-
 def test_create_all__chroot(plugs: Any, zookeeper: ZooKeeper, observer: Observer, root: str) -> None:
     """The path in HOSTS is a prefix of every stem; the names in the reply have no path."""
     observer.client.create(f"{root}/a", makepath=True)
@@ -837,30 +701,6 @@ def test_set(plugs: Any, observer: Observer, root: str) -> None:
     assert answers == [(b"for version 0", BadVersionError), (b"for version 1", type(None))]
     assert observer.client.get(root)[0] == b"for version 1"
     assert isinstance(plug.ask("set", f"{root}/none", b"")[1], NoNodeError)
-
-
-def test_session__expired(plugs: Any, zookeeper: ZooKeeper) -> None:
-    """After an expired session the wire connects with a new one, without the watches of the old one."""
-    plug = plugs().connected()
-    watcher = Watching(plug, "/")
-    watcher.watch("w")
-    watcher.settle()
-    client = plug.wire._client
-    before = plug.wire.session_id
-    other = KazooClient(hosts=zookeeper.hosts, client_id=(client._session_id, client._session_passwd))
-    other.start()
-    other.stop()
-    other.close()
-    wait_until(lambda: plug.listener.events[-1] == "connected" and len(plug.listener.events) > 1)
-    assert [event for event in plug.listener.events if event != "suspended"] == [
-        "connected",
-        ("ended", "the session expired", False),
-        "connected",
-    ]
-    assert plug.wire.session_id not in {None, before}
-    assert plug.ask("children", "/")[1] is None
-    assert not plug.wire.watches.lost
-    assert (watcher.kept, watcher.notified) == (0, [])
 
 
 def test_chroot(make_pool: MakePool, zookeeper: ZooKeeper, observer: Observer) -> None:
@@ -895,15 +735,6 @@ def test_acl__creator(make_pool: MakePool, observer: Observer) -> None:
         assert time.monotonic() - began < GRACE
         held.check()
     waiter.result().release()
-
-
-def test_acl__wrong_credentials(make_pool: MakePool) -> None:
-    """Wrong credentials have no permission."""
-    right = make_pool(auth=[("digest", "billing:secret")], acl="creator")
-    wrong = make_pool(auth=[("digest", "billing:wrong")], acl="creator")
-    Lock("k", right).acquire(timeout=60).release(wait=True)
-    with pytest.raises(ZkLockError, match="refused: NoAuthError"):
-        Lock("k", wrong).acquire(timeout=60)
 
 
 def test_auth__refused(make_pool: MakePool) -> None:
