@@ -727,11 +727,6 @@ BARE = {
         @zk_locked
         def work(number): ...
     """,
-    "method": """
-        class Service:
-            @zk_locked
-            def work(self): ...
-    """,
     "in a function": """
         def make():
             @zk_locked
@@ -754,12 +749,6 @@ BARE = {
             @zk_locked
             @staticmethod
             def work(): ...
-    """,
-    "classmethod": """
-        class Service:
-            @zk_locked
-            @classmethod
-            def work(cls): ...
     """,
     "property": """
         class Service:
@@ -791,12 +780,6 @@ CALLABLE = {
         @zk_locked(key)
         def work(number): ...
     """,
-    "in the same class": """
-        class Service:
-            def key(self): return "k"
-            @zk_locked(key)
-            def work(self): ...
-    """,
     "in the same function": """
         def make():
             def key(number):
@@ -811,11 +794,6 @@ CALLABLE = {
             lambda number:
                 number
         )
-        def work(number): ...
-    """,
-    "imported": """
-        from operator import neg
-        @zk_locked(neg)
         def work(number): ...
     """,
     "partial": """
@@ -844,12 +822,6 @@ CALLABLE = {
             def work(number): ...
             return work
         key(1)
-    """,
-    "callable object": """
-        class Maker:
-            def __call__(self, number): return number
-        @zk_locked(Maker())
-        def work(number): ...
     """,
 }
 

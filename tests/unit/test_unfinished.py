@@ -171,15 +171,6 @@ def test_streaming__its_content_is_replaced(ensemble: Ensemble) -> None:
     response.close()
 
 
-def test_streaming__in_another_response(ensemble: Ensemble) -> None:
-    """What is made of the content of a locked response is made under the lock."""
-    other = StreamingHttpResponse(streaming(two_parts()).streaming_content)
-    parts = iter(other)
-    assert [next(parts), next(parts), is_held()] == [b"one", b"two", True]
-    assert list(parts) == []
-    ensemble.wait_empty("k")
-
-
 def test_file(ensemble: Ensemble) -> None:
     """A file that the server reads by itself is under the lock until it closes the file, which closes the response."""
 
@@ -357,16 +348,6 @@ def test_owner__next_request_of_the_thread(ensemble: Ensemble) -> None:
         streaming(two_parts(), timeout=0)
     response.close()
     list(streaming(two_parts(), timeout=LONG))
-    ensemble.wait_empty("k")
-
-
-def test_owner__closed_by_another_thread(ensemble: Ensemble) -> None:
-    """Any thread may make the content and close the response."""
-    response = streaming(two_parts())
-    parts = iter(response)
-    assert Runner(lambda: next(parts)).result() == b"one"
-    assert is_held()
-    Runner(response.close).result()
     ensemble.wait_empty("k")
 
 
@@ -713,22 +694,6 @@ def test_async__its_thread_goes_on(ensemble: Ensemble) -> None:
         held = await asyncio.to_thread(is_held)
         go_on.set()
         assert held
-        await asyncio.to_thread(ensemble.wait_empty, "k")
-
-    asyncio.run(main())
-
-
-def test_async__is_cancelled(ensemble: Ensemble) -> None:
-    """A cancellation that ends the content releases the lock."""
-    inside = threading.Event()
-
-    async def content() -> AsyncIterator[str]:
-        inside.set()
-        await asyncio.sleep(LONG)
-        yield "one"
-
-    async def main() -> None:
-        await cancel_next(aiter(await astreaming(content())), inside)
         await asyncio.to_thread(ensemble.wait_empty, "k")
 
     asyncio.run(main())

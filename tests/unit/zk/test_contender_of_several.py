@@ -748,18 +748,6 @@ def test_node_deleted__and_let_go(script: Script) -> None:
     assert (several.state, several.lost, several.loss_reason_pending) == (State.GONE, "its node was deleted", False)
 
 
-def test_revoked__one_of_them(script: Script, notified: list[None]) -> None:
-    """A contender that is asked to let go of one of the locks is asked to let go."""
-    several, _ = hold(script, notified)
-    notified.clear()
-    script.heartbeat()
-    script.answer("get", (b"me", stat(50)))
-    assert (several.revoked, notified) == (None, [])
-    script.answer("get", (b'{"v":1,"revoke":"maintenance"}', stat(50)))
-    assert (several.state, several.revoked) == (State.HELD, "maintenance")
-    assert notified
-
-
 # Getting out.
 
 

@@ -12,7 +12,7 @@ from django_zklock.zk.contender import Contender, State
 from django_zklock.zk.listing import LONG
 from django_zklock.zk.node_data import Identity
 from django_zklock.zk.place import LockPath
-from django_zklock.zk.queue import READ, WRITE, Kind, Queue, Rule, semaphore
+from django_zklock.zk.queue import READ, WRITE, Kind, Queue, Rule
 from tests.toolbox.locks.contenders import node_of
 from tests.unit.zk.scripted_session import OTHERS, SESSION, Script, contend, create, data, other, settle, stat
 
@@ -212,17 +212,6 @@ def test_connection__gone_before_the_write(script: Script) -> None:
     assert script.asked == ["create", "create", "children"]
     create(script, 5)
     create(script, 6)
-    script.answer("children", names(one, two))
-    assert (one.state, two.state) == (State.HELD, State.WAITING)
-
-
-def test_connection__gone_before_the_answer(script: Script) -> None:
-    """An answer that never comes keeps no contender from asking again."""
-    one, two = joined(script, WRITE, WRITE)
-    script.break_connection()
-    script.reconnect()
-    assert (one.state, two.state) == (State.JOINING, State.JOINING)
-    script.flush()
     script.answer("children", names(one, two))
     assert (one.state, two.state) == (State.HELD, State.WAITING)
 
@@ -495,24 +484,6 @@ def test_neighbour__lets_others_in(script: Script) -> None:
     script.tell(f"/k/{node_of(two)}", deleted=True)
     script.flush()
     assert three.state is State.WAITING
-
-
-def test_neighbour__semaphore(script: Script) -> None:
-    """Behind a neighbour that holds, a semaphore may be full all the same."""
-    one, two, *leases = joined(script, WRITE, WRITE, semaphore(1), semaphore(1))
-    script.answer("children", names(one, two, *leases))
-    settle_all(script)
-    one.leave()
-    script.tell(f"/k/{node_of(one)}", deleted=True)
-    script.flush()
-    script.answer("delete")
-    settle_all(script)
-    script.answer("children", names(two, *leases))
-    settle_all(script)
-    two.leave()
-    script.tell(f"/k/{node_of(two)}", deleted=True)
-    script.flush()
-    assert [each.state for each in leases] == [State.HELD, State.WAITING]
 
 
 # A look is under way.

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from kazoo.exceptions import EXCEPTIONS, BadVersionError, NoAuthError
+from kazoo.exceptions import EXCEPTIONS, BadVersionError
 
-from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
+from django_zklock.exceptions import ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk import background
 from django_zklock.zk.lock import Lock
@@ -226,54 +226,6 @@ def watches_at(server: ZooKeeper) -> int:
         connection.sendall(b"mntr")
         answer = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
     return int(dict(line.split("\t", 1) for line in answer.splitlines())["zk_watch_count"])
-
-
-def test_watch__data(watcher: Watching, observer: Observer) -> None:
-    """A watch on a node is called once, with whether the node was deleted or changed."""
-    watcher.watch("first")
-    watcher.settle()
-    observer.client.set(watcher.path, b"new")
-    wait_until(lambda: watcher.notified == [("first", False)])
-    watcher.watch("second")
-    watcher.settle()
-    observer.client.create(f"{watcher.path}/child")
-    observer.client.delete(f"{watcher.path}/child")
-    observer.client.delete(watcher.path)
-    wait_until(lambda: watcher.notified == [("first", False), ("second", True)])
-    assert watcher.kept == 0
-
-
-def test_watch__children(watcher: Watching, observer: Observer) -> None:
-    """A watch on the children is called for a created child, a deleted child and the deletion of the node itself."""
-    steps: list[tuple[Callable[[str], object], str, bool]] = [
-        (observer.client.create, "/child", False),
-        (observer.client.delete, "/child", False),
-        (observer.client.delete, "", True),
-    ]
-    for number, (change, below, deleted) in enumerate(steps):
-        watcher.watch(str(number), "children")
-        watcher.settle()
-        change(watcher.path + below)
-        wait_until(lambda number=number, deleted=deleted: watcher.notified[number:] == [(str(number), deleted)])  # type: ignore[misc]
-    assert watcher.kept == 0
-
-
-@pytest.mark.parametrize("method", ["get", "children"])
-def test_watch__taken_off_under_way(watcher: Watching, observer: Observer, method: str) -> None:
-    """A watch can be removed before the answer to its request, and another one can be set at once."""
-    watcher.watch("off", method)
-    watcher.unwatch("off")
-    watcher.settle()
-    assert watcher.kept == 0
-    watcher.watch("off too", method)
-    watcher.unwatch("off too")
-    watcher.watch("on", method)
-    watcher.settle()
-    assert watcher.kept == 1
-    observer.client.delete(watcher.path)
-    wait_until(lambda: watcher.notified == [("on", True)])
-    watcher.settle()
-    assert watcher.notified == [("on", True)]
 
 
 def test_watch__removed_at_the_server(own_zookeeper: ZooKeeper, plugs: Any, own_observer: Observer) -> None:
@@ -672,17 +624,6 @@ def test_create_all(plugs: Any, observer: Observer, root: str) -> None:
     assert later > token + 1
 
 
-def test_create_all__chroot(plugs: Any, zookeeper: ZooKeeper, observer: Observer, root: str) -> None:
-    """The path in HOSTS is a prefix of every stem; the names in the reply have no path."""
-    observer.client.create(f"{root}/a", makepath=True)
-    observer.client.create(f"{root}/b")
-    plug = plugs(zookeeper.hosts + root).connected()
-    (names, token), error = plug.ask("create", ["/a/x-", "/b/x-"], b"")
-    assert error is None
-    assert names == ["x-0000000000"] * 2
-    assert [observer.client.exists(f"{root}/{queue}/x-0000000000").czxid for queue in "ab"] == [token] * 2
-
-
 def test_set(plugs: Any, observer: Observer, root: str) -> None:
     """Data is replaced at any version, or only at the version that is given."""
     observer.client.create(root, b"old")
@@ -711,29 +652,6 @@ def test_chroot(make_pool: MakePool, zookeeper: ZooKeeper, observer: Observer) -
         assert held.node.startswith("/locks/k/")
         waiter = Runner(lambda: Lock("k", pools[1]).acquire(timeout=120))
         observer.wait_count("/apps/billing/locks/k", 2)
-    waiter.result().release()
-
-
-def test_acl__creator(make_pool: MakePool, observer: Observer) -> None:
-    """With credentials and the ACL "creator" the owner can lock; another client gets an error with the reason."""
-    auth = [("digest", "billing:secret")]
-    owner, friend, other = make_pool(auth=auth, acl="creator"), make_pool(auth=auth, acl="creator"), make_pool()
-    with Lock("k", owner).acquire(timeout=60) as held:
-        with pytest.raises(NoAuthError):
-            observer.client.get(held.node)
-        waiter = Runner(lambda: Lock("k", friend).acquire(timeout=120))
-        began = time.monotonic()
-        calls: list[Callable[[], object]] = [
-            lambda: Lock("k", other).acquire(timeout=60),
-            lambda: Lock("k", other).try_acquire(),
-        ]
-        for call in calls:
-            with pytest.raises(ZkLockError, match=r"refused: NoAuthError.*check the ACL.*credentials") as caught:
-                call()
-            assert not isinstance(caught.value, ZooKeeperUnavailable)
-            assert "secret" not in str(caught.value)
-        assert time.monotonic() - began < GRACE
-        held.check()
     waiter.result().release()
 
 
