@@ -66,6 +66,9 @@ def every(*args: int, **options: Any) -> None: ...
 def positional(invoice_id: int, /, shop: str = "main") -> None: ...
 
 
+def collecting(**options: Any) -> None: ...
+
+
 def key_of(
     key: str | Callable[..., Any], function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> str | tuple[str, ...]:
@@ -95,30 +98,25 @@ def test_template__values(template: str, args: tuple[Any, ...], kwargs: dict[str
 
 
 @pytest.mark.parametrize(
-    ("template", "key"),
-    [("{args[1]}", "2"), ("{name}", "x"), ("{options[name]}", "x"), ("{args[0]}:{name}", "1:x")],
+    ("template", "function", "args", "kwargs", "key"),
+    [
+        # What `*args` and `**options` collect can be named, an option by its own name too.
+        ("{args[1]}", every, (1, 2), {}, "2"),
+        ("{name}", every, (), {"name": "x"}, "x"),
+        ("{options[name]}", every, (), {"name": "x"}, "x"),
+        # A field with a dot is an attribute, and an option does not take the place of a declared argument.
+        ("{invoice.pk}", every, (), {"invoice": Order(5), "invoice.pk": 7}, "5"),
+        ("{options[options]}", collecting, (), {"options": "x"}, "x"),
+        # An argument that cannot be given by name can be named.
+        ("{invoice_id}:{shop}", positional, (3,), {}, "3:main"),
+        ("{self}:{invoice_id}", Service.bill, (Service(), 3), {}, "main:3"),
+    ],
 )
-def test_template__collected_arguments(template: str, key: str) -> None:
-    """What `*args` and `**options` collect can be named, an option by its own name too."""
-    assert key_of(template, every, 1, 2, name="x") == key
-
-
-def test_template__own_argument_wins_over_collected() -> None:
-    """An option cannot take the place of an argument that the function declares."""
-
-    def run(**options: Any) -> None: ...
-
-    assert key_of("{options[options]}", run, options="x") == "x"
-
-
-def test_template__positional_only() -> None:
-    """An argument that cannot be given by name can be named in the template."""
-    assert key_of("{invoice_id}:{shop}", positional, 3) == "3:main"
-
-
-def test_template__method() -> None:
-    """A template sees `self`, whose attributes may be in the key."""
-    assert key_of("{self}:{invoice_id}", Service.bill, Service(), 3) == "main:3"
+def test_template__functions(
+    template: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], key: str
+) -> None:
+    """A template is over the arguments that the function has, however it has them."""
+    assert key_of(template, function, *args, **kwargs) == key
 
 
 @pytest.mark.parametrize(
@@ -237,11 +235,6 @@ def test_template__constant_and_a_wrong_call(args: tuple[Any, ...], kwargs: dict
     assert key_of("report", bill, 1, force=True) == "report"
     with pytest.raises(TypeError, match="bill"):
         key_of("report", bill, *args, **kwargs)
-
-
-def test_template__attribute_of_an_argument() -> None:
-    """A field with a dot is an attribute, also where `**options` has an entry of that very name."""
-    assert key_of("{invoice.pk}", every, invoice=Order(5), **{"invoice.pk": 7}) == "5"
 
 
 @pytest.mark.celery

@@ -346,18 +346,13 @@ def test_sequence_end__listed_again(script: Script) -> None:
     assert script.asked == ["set"]
 
 
-def test_sequence_end__listed_again_all_known(script: Script) -> None:
-    """A second list that has nothing new needs no reads."""
+@pytest.mark.parametrize("found", [[], [rival(2)]], ids=["nothing new", "a node that is deleted too"])
+def test_sequence_end__listed_again_and_deleted(script: Script, found: list[str]) -> None:
+    """A second list that has nothing new needs no reads; what is deleted too is left out, without a third list."""
     contender, name = deleted_while_read(script)
-    script.answer("children", [name])
-    assert (contender.state, script.asked) == (State.HELD, [])
-
-
-def test_sequence_end__listed_again_and_deleted(script: Script) -> None:
-    """What only the second list has is left out if it is deleted too; there is no third list."""
-    contender, name = deleted_while_read(script)
-    script.answer("children", [rival(2), name])
-    script.answer("get", error=NoNodeError())
+    script.answer("children", [*found, name])
+    for _ in found:
+        script.answer("get", error=NoNodeError())
     assert (contender.state, script.asked) == (State.HELD, [])
 
 

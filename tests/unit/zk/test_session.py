@@ -183,10 +183,16 @@ def long_leased(timers: Timers) -> Session:
     return session
 
 
+def holding(session: Session, monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Requests, Many]:
+    """Let the session hold that many locks; return its requests, and what it holds."""
+    many = Many(session, count)
+    session.add_listener(many)
+    return Requests(session, monkeypatch), many
+
+
 def test_beat__one_at_a_time(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as a heartbeat is unanswered, the next ones only show the server that the client lives."""
-    requests, many = Requests(session, monkeypatch), Many(session, MAX_WATCHES_PER_WRITE)
-    session.add_listener(many)
+    requests, many = holding(session, monkeypatch, MAX_WATCHES_PER_WRITE)
     for _ in range(3):
         session._beat()
     assert (requests.names, many.watched) == (["sync"] * 3, [])
@@ -201,8 +207,7 @@ def test_beat__one_at_a_time(session: Session, monkeypatch: pytest.MonkeyPatch) 
 
 def test_beat__some_after_the_other(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Held nodes are watched in small portions, and the lease is renewed before a portion if that is due."""
-    requests, many = Requests(session, monkeypatch), Many(session, 2 * MAX_WATCHES_PER_WRITE + 1)
-    session.add_listener(many)
+    requests, many = holding(session, monkeypatch, 2 * MAX_WATCHES_PER_WRITE + 1)
     session._beat()
     requests.answer("sync")
     assert (len(many.watched), requests.names) == (MAX_WATCHES_PER_WRITE, ["sync"])
@@ -221,8 +226,7 @@ def test_beat__some_after_the_other(session: Session, monkeypatch: pytest.Monkey
 
 def test_beat__refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """A heartbeat that is refused, for now or for good, is over: the next one is a whole one."""
-    requests, many = Requests(session, monkeypatch), Many(session, 1)
-    session.add_listener(many)
+    requests, many = holding(session, monkeypatch, 1)
     for error in (OperationTimeoutError(), NoAuthError()):
         session._beat()
         requests.answer("sync", error)
@@ -234,8 +238,7 @@ def test_beat__refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_beat__connection_lost(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """A heartbeat ends with its connection, and what was to be watched is found anew."""
-    requests, many = Requests(session, monkeypatch), Many(session, 2 * MAX_WATCHES_PER_WRITE)
-    session.add_listener(many)
+    requests, many = holding(session, monkeypatch, 2 * MAX_WATCHES_PER_WRITE)
     session._beat()
     requests.answer("sync")
     session.on_suspended()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from kazoo.exceptions import NoAuthError, NoNodeError, OperationTimeoutError
 
@@ -37,10 +39,10 @@ def wait_long(script: Script, clock: Clock, timeouts: float = 1.0) -> None:
     script.heartbeat()
 
 
-def deny(script: Script, *there: bool) -> None:
-    """Answer that the leader does not know a node, and then which ones the server of the connection has."""
+def deny(script: Script) -> None:
+    """Answer that the leader does not know a node, and that the server of the connection has it."""
     script.answer("confirm", error=NoNodeError())
-    script.answer("read_many", [[] if each else None for each in there])
+    script.answer("read_many", [[]])
 
 
 # A waiter.
@@ -80,11 +82,13 @@ def test_wait__asked_on_each_connection(script: Script, clock: Clock) -> None:
     assert script.asked == ["confirm"]
 
 
-def test_wait__deleted_meanwhile(script: Script, clock: Clock) -> None:
-    """A node that the own server does not have any more is no stray: its event is on its way, or was just handled."""
+@pytest.mark.parametrize(("there", "error"), [([None], None), (None, NoAuthError())], ids=["deleted", "refused"])
+def test_wait__not_at_the_own_server(script: Script, clock: Clock, there: Any, error: Exception | None) -> None:
+    """A node that the own server does not have, or does not show, is no stray: its event may be on its way."""
     wait_behind(script, other(3))
     wait_long(script, clock)
-    deny(script, False)
+    script.answer("confirm", error=NoNodeError())
+    script.answer("read_many", there, error)
     assert (script.asked, script.strays_found) == ([], [])
 
 
@@ -97,7 +101,7 @@ def test_wait__refused_for_now(script: Script, clock: Clock, at: str) -> None:
         script.answer("confirm", error=NoNodeError())
     script.answer(at, error=OperationTimeoutError())
     script.ask_again()
-    deny(script, True)
+    deny(script)
     assert script.strays_found == [(f"/k/{other(3)}",)]
 
 
@@ -113,15 +117,6 @@ def test_wait__may_not_ask(script: Script, clock: Clock) -> None:
     script.answer("read_many", [[]])
     assert (script.asked, script.strays_found) == ([], [])
     assert first != second
-
-
-def test_wait__reads_refused(script: Script, clock: Clock) -> None:
-    """A server that reads nothing for us proves nothing."""
-    wait_behind(script, other(3))
-    wait_long(script, clock)
-    script.answer("confirm", error=NoNodeError())
-    script.answer("read_many", error=NoAuthError())
-    assert (script.asked, script.strays_found) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -206,7 +201,7 @@ def test_try__stray(script: Script, clock: Clock) -> None:
     clock.now += 1.0
     assert try_it(script, other(1)).is_taken
     assert script.requests[0][1] == (f"/k/{other(1)}",)
-    deny(script, True)
+    deny(script)
     assert script.strays_found == [(f"/k/{other(1)}",)]
     try_it(script, other(1))
     assert script.asked == []
@@ -242,7 +237,7 @@ def test_found__the_same_server_again(script: Script, clock: Clock) -> None:
         assert len(script.strays_found) == found
         clock.now += 0.5
         script.strays.check(waits, 1.0)
-        deny(script, True)
+        deny(script)
         timeouts = min(2 * timeouts, MAX_TIMEOUTS) if found else 1
     assert timeouts == MAX_TIMEOUTS
     script.peer = "elsewhere"
@@ -251,7 +246,7 @@ def test_found__the_same_server_again(script: Script, clock: Clock) -> None:
     script.strays.check(waits, 1.0)
     clock.now += MAX_TIMEOUTS
     script.strays.check(waits, 1.0)
-    deny(script, True)
+    deny(script)
     assert script.strays._timeouts == 1
 
 

@@ -64,15 +64,11 @@ def test_deadline__never() -> None:
     assert 0 < (never.capped(5.0).remaining() or 0) <= 5.0
 
 
-def test_deadline__now() -> None:
-    """A deadline of nought has passed, and its remaining time is nought and not below."""
+def test_deadline__capped() -> None:
+    """The earlier one counts; a deadline of nought has passed, and its remaining time is nought and not below."""
     now = Deadline.after(0)
     assert now.passed
     assert now.remaining() == 0.0
-
-
-def test_deadline__capped() -> None:
-    """The earlier one counts."""
     assert (Deadline.after(100).capped(1.0).remaining() or 0) <= 1.0
     assert (Deadline.after(1).capped(100.0).remaining() or 0) <= 1.0
 
@@ -208,16 +204,12 @@ def test_wait__main_thread_timeout(timeout: float) -> None:
     assert event.wait(timeout)
 
 
-def test_result() -> None:
-    """What the call gives is the result, as often as it is asked for."""
-    call = DaemonCall(lambda: 42)
-    assert call.result(Deadline.after(5)) == 42
-    assert call.result(Deadline.after(0)) == 42
-
-
-def test_result__none() -> None:
-    """Nothing is a result too."""
-    assert DaemonCall(lambda: None).result(Deadline.after(5)) is None
+@pytest.mark.parametrize("result", [42, None])
+def test_result(result: int | None) -> None:
+    """What the call gives is the result, as often as it is asked for; nothing is a result too."""
+    call = DaemonCall(lambda: result)
+    assert call.result(Deadline.after(5)) == result
+    assert call.result(Deadline.after(0)) == result
 
 
 def test_result__error() -> None:
