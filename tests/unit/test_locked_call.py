@@ -233,14 +233,16 @@ def test_callable__without_a_hash(make: Make, other_client: OtherClient) -> None
     assert make(body=never, on_conflict=Decide("another day"))() == "another day"
 
 
-def test_callable__async(other_client: OtherClient) -> None:
-    """A coroutine function's callable may be async."""
-    other_client.take("k")
+def test_callable__async(ensemble: Ensemble, request: pytest.FixtureRequest) -> None:
+    """A coroutine function's callable may be async, for conflicts and without ZooKeeper."""
 
     async def decide(conflict: Conflict) -> str:
         await asyncio.sleep(0)
         return conflict.key
 
+    # First, as with another client calls wait half a minute for each answer.
+    assert _async(body=never, using="absent", on_unavailable=decide)() == "k"
+    request.getfixturevalue("other_client").take("k")
     assert _async(body=never, on_conflict=decide)() == "k"
 
 
@@ -359,17 +361,6 @@ def test_unavailable__callable(make: Make, recorder: Recorder) -> None:
     result = make(body=never, using="absent", on_conflict=never, on_unavailable=decide)(1)
     assert result == ("k", ZooKeeperUnavailable, None, (1,))
     assert recorder.facts("refused")["reason"] == "unavailable"
-
-
-# Without another client, for whose sake calls wait half a minute for each answer.
-def test_unavailable__callable_async(ensemble: Ensemble) -> None:
-    """A coroutine function's callable may be async without ZooKeeper too."""
-
-    async def decide(conflict: Conflict) -> str:
-        await asyncio.sleep(0)
-        return conflict.key
-
-    assert _async(body=never, using="absent", on_unavailable=decide)() == "k"
 
 
 @pytest.mark.shows("guarantees#on_unavailablerun-no-lock-at-all")

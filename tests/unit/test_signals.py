@@ -146,24 +146,18 @@ def test_skipped__documented_facts(other_client: OtherClient, recorder: Recorder
     assert recorder.thread(signal) is threading.current_thread()
 
 
-def test_refused__error(other_client: OtherClient, recorder: Recorder) -> None:
-    """An error is sent as `refused` too, and not as `skipped`."""
-    other_client.take("k")
-    with pytest.raises(LockConflict):
-        zk_locked("{name}", on_conflict="raise")(_named)("k")
-    assert recorder.facts("refused")["reason"] == "conflict"
-    assert "skipped" not in recorder.names
-
-
 async def _anamed(name: str) -> None: ...
 
 
-def test_refused__asynchronous(other_client: OtherClient, recorder: Recorder) -> None:
-    """A coroutine function sends the same signals."""
+@pytest.mark.parametrize("is_async", [False, True])
+def test_refused__error(other_client: OtherClient, recorder: Recorder, is_async: bool) -> None:
+    """An error is sent as `refused` too, and not as `skipped`; a coroutine function sends the same."""
     other_client.take("k")
+    locked = zk_locked("{name}", on_conflict="raise")
     with pytest.raises(LockConflict):
-        asyncio.run(zk_locked("{name}", on_conflict="raise")(_anamed)("k"))
+        asyncio.run(locked(_anamed)("k")) if is_async else locked(_named)("k")
     assert recorder.facts("refused")["reason"] == "conflict"
+    assert "skipped" not in recorder.names
 
 
 @pytest.mark.parametrize("receiver_is", ["sync", "async"])

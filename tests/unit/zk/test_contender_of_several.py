@@ -361,24 +361,17 @@ def test_reply_lost__some_removed_and_cut_again(script: Script) -> None:
     assert script.asked == ["create_all", *["children"] * 3]
 
 
-def test_reply_lost__other_session(script: Script) -> None:
-    """Nodes of a session that is over are deleted and never adopted."""
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [((b"me", stat(50, owner=SESSION - 1)), None), (None, NoNodeError())],
+    ids=["of a session that is over", "gone while looking"],
+)
+def test_reply_lost__not_ours(script: Script, value: Any, error: Exception | None) -> None:
+    """Nodes of a session that is over, and what vanishes while it is looked for, are deleted and never adopted."""
     several = contend(script)
     names = lose_reply(script)
     answer_search(script, names, "abc")
-    script.answer("get", (b"me", stat(50, owner=SESSION - 1)))
-    script.answer("confirm")
-    assert answer_deletes(script) == nodes_of(names)
-    list_all(script, create(script, sequence=6))
-    assert several.state is State.HELD
-
-
-def test_reply_lost__gone_while_looking(script: Script) -> None:
-    """Nodes that vanish while they are looked for are created anew."""
-    several = contend(script)
-    names = lose_reply(script)
-    answer_search(script, names, "abc")
-    script.answer("get", error=NoNodeError())
+    script.answer("get", value, error)
     script.answer("confirm")
     assert answer_deletes(script) == nodes_of(names)
     list_all(script, create(script, sequence=6))

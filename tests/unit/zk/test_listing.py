@@ -398,34 +398,27 @@ def holder_and_arrival(script: Script) -> tuple[Contender, Contender]:
     return one, two
 
 
-def test_neighbour__just_released(script: Script) -> None:
-    """A contender whose list still has a neighbour that has let go holds: no other was before it."""
+@pytest.mark.parametrize(
+    ("meanwhile", "state", "asked"),
+    [
+        (None, State.HELD, []),
+        # Another client may hold by now.
+        ("no lease", State.JOINING, ["write", "children"]),
+        # It is watched until it is gone.
+        ("lost", State.WAITING, ["get", "get"]),
+    ],
+)
+def test_neighbour__just_released(script: Script, meanwhile: str | None, state: State, asked: list[str]) -> None:
+    """A contender whose list still has a neighbour that has let go holds, if that held: no other was before it."""
     one, two = holder_and_arrival(script)
     listed = names(one, two)
+    if meanwhile == "lost":
+        one.lose("the lease ran out")
     one.leave()
-    script.answer("children", listed)
-    assert (two.state, script.asked) == (State.HELD, ["delete"])
-
-
-def test_neighbour__just_released_without_a_lease(script: Script) -> None:
-    """Not without a lease: another client may hold by now."""
-    one, two = holder_and_arrival(script)
-    listed = names(one, two)
-    one.leave()
-    script.lease_expired = True
+    script.lease_expired = meanwhile == "no lease"
     script.answer("children", listed)
     script.flush()
-    assert (two.state, script.asked) == (State.JOINING, ["delete", "write", "children"])
-
-
-def test_neighbour__just_lost(script: Script) -> None:
-    """A neighbour in the list that has lost the lock is no proof: its node is watched until it is gone."""
-    one, two = holder_and_arrival(script)
-    listed = names(one, two)
-    one.lose("the lease ran out")
-    one.leave()
-    script.answer("children", listed)
-    assert (two.state, script.asked) == (State.WAITING, ["delete", "get", "get"])
+    assert (two.state, script.asked) == (state, ["delete", *asked])
 
 
 def test_neighbour__while_away(script: Script) -> None:
@@ -448,6 +441,17 @@ def test_neighbour__has_lost(script: Script) -> None:
     one.leave()
     script.flush()
     assert (two.state, script.asked) == (State.WAITING, ["delete", "children"])
+
+
+def test_neighbour__gives_up(script: Script) -> None:
+    """Behind a neighbour that waits and gives up the queue is read, and nothing is heard of what was before that."""
+    one, two, three = queue_of_three(script)
+    two.leave()
+    one.leave()
+    script.flush()
+    script.answer("delete")
+    assert (two.state, three.state) == (State.GONE, State.WAITING)
+    assert script.asked == ["delete", "children"]
 
 
 def test_neighbour__of_several_queues(script: Script) -> None:

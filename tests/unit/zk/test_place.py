@@ -75,18 +75,8 @@ def test_last_gone__own_place_unwatched(script: Script) -> None:
     assert contender.state is State.HELD
 
 
-def test_own_node__not_watched_yet(script: Script) -> None:
-    """The watch on the own node counts from its answer on, for which the contender waits."""
-    contender, name = join_behind(script, other(3))
-    script.answer_get(other(3), (data(), stat(owner=OTHERS)))
-    script.tell(f"/k/{other(3)}", deleted=True)
-    assert (contender.state, script.asked) == (State.WAITING, ["get"])
-    settle(script, name)
-    assert (contender.state, script.asked) == (State.HELD, [])
-
-
 def test_own_node__not_watched_yet_and_gone(script: Script) -> None:
-    """If that answer is that the own node is gone, the contender queues up anew."""
+    """The watch on the own node counts from its answer on; if that is that the node is gone, it queues up anew."""
     contender, name = join_behind(script, other(3))
     script.answer_get(other(3), (data(), stat(owner=OTHERS)))
     script.tell(f"/k/{other(3)}", deleted=True)

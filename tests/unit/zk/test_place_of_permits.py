@@ -39,14 +39,6 @@ def watched(script: Script, own: str) -> set[str]:
     return {path.rpartition("/")[2] for path in script.watches} - {own}
 
 
-def test_join__room(script: Script) -> None:
-    """Where there is room, create and list are enough, and a contender that is not there is not told."""
-    contender = contend(script, TWO)
-    name = create(script)
-    script.answer("children", [lease(1), name])
-    assert (contender.state, script.asked) == (State.HELD, [])
-
-
 def test_join__room_and_followed(script: Script) -> None:
     """A contender that gets in tells a lease behind it, which may have looked before and counts on that."""
     contender = contend(script, TWO)
@@ -59,7 +51,7 @@ def test_join__room_and_followed(script: Script) -> None:
 
 @pytest.mark.parametrize("behind", [[], [other(6, Kind.READ), other(7)]])
 def test_join__followed_by_others(script: Script, behind: list[str]) -> None:
-    """Other kinds wait for the end of every lease, and need not be told."""
+    """Where there is room, create and list are enough; other kinds wait for every lease's end, and need not be told."""
     contender = contend(script, TWO)
     name = create(script)
     script.answer("children", [lease(1), name, *behind])
