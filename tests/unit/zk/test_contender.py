@@ -62,20 +62,6 @@ def moving(script: Script) -> tuple[Contender, Script]:
     return contender, elsewhere
 
 
-def test_join__full(script: Script, moving: tuple[Contender, Script]) -> None:
-    """A contender that finds its session full joins in another one, with everything that it needs of a session."""
-    contender, elsewhere = moving
-    script.flush()
-    session: object = contender.session
-    assert (session is elsewhere, contender.state) == (True, State.NEW)
-    elsewhere.flush()
-    assert (script.asked, elsewhere.asked) == ([], ["create", "children"])
-    name = create(elsewhere)
-    elsewhere.answer("children", [other(1), name])
-    assert set(elsewhere.watches) == {f"/k/{name}", f"/k/{other(1)}"}
-    assert (script.used, elsewhere.used) == (0, 1)
-
-
 def test_join__full_again(script: Script, moving: tuple[Contender, Script]) -> None:
     """If others have filled the next session meanwhile, the contender moves on."""
     contender, elsewhere = moving
@@ -130,17 +116,6 @@ def test_used__deletion(script: Script, error: Exception | None) -> None:
     assert (contender.state, script.used) == (State.GONE, 0 if error is None else 1)
 
 
-def test_used__session_ended(script: Script) -> None:
-    """At the end of the session a holder's node is gone; a waiter's is created again, and so it stays counted."""
-    contender, _name = join_behind(script, other(1))
-    script.end_session()
-    assert (contender.state, script.used) == (State.JOINING, 1)
-    elsewhere = Script()
-    holder, _name = hold(elsewhere)
-    elsewhere.end_session()
-    assert (holder.state, elsewhere.used) == (State.GONE, 0)
-
-
 # Joining.
 
 
@@ -180,19 +155,6 @@ def test_create__unknown_queue_of_many(script: Script) -> None:
         contend(script)
     assert script.asked.count("ensure_last") == 1
     assert script.asked.count("create") == 3
-
-
-def test_create__unknown_tree(script: Script) -> None:
-    """If what is above the parent is missing too, all of it is created."""
-    script.known_queues = set()
-    contender = contend(script)
-    for request in ("ensure_last", "create", "children"):
-        script.answer(request, error=NoNodeError())
-    assert script.asked == ["ensure", "create", "children"]
-    script.answer("ensure", "/k")
-    name = create(script)
-    script.answer("children", [name])
-    assert contender.state is State.HELD
 
 
 def test_create__parent_never_there(script: Script) -> None:

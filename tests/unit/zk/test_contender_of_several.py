@@ -10,7 +10,7 @@ import pytest
 from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError
 
 from django_zklock.zk.contender import Contender, SessionUnavailable, State
-from django_zklock.zk.node_data import LockNodeData, Removal
+from django_zklock.zk.node_data import LockNodeData
 from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import EXCLUSIVE, Rule
 from tests.unit.zk.scripted_session import OTHERS, SESSION, Script, data, other, settle, stat
@@ -146,17 +146,6 @@ def test_join__without_connection(script: Script) -> None:
     script.reconnect()
     list_all(script, create(script))
     assert several.state is State.HELD
-
-
-def test_wait__one_after_the_other(script: Script) -> None:
-    """Each queue is waited for by itself, and the last hand-over asks for nothing."""
-    several, names = wait_in(script, "a", "c")
-    # Our own nodes too: that in "b" as well, where we are first.
-    assert set(script.watches) == {f"/a/{other(1)}", f"/c/{other(1)}", *nodes_of(names)}
-    script.tell(f"/c/{other(1)}", deleted=True)
-    assert (several.state, script.asked) == (State.WAITING, [])
-    script.tell(f"/a/{other(1)}", deleted=True)
-    assert (several.state, several.token, script.asked) == (State.HELD, 50, [])
 
 
 def test_wait__holder(script: Script, notified: list[None]) -> None:
@@ -413,24 +402,6 @@ def test_reply_lost__found_and_not_to_be_deleted(script: Script, caplog: pytest.
     assert (several.state, script.used) == (State.HELD, 1 + len(PATHS))
 
 
-@pytest.mark.parametrize("found", ["", "b", "abc"])
-def test_reply_lost__left_meanwhile(script: Script, found: str) -> None:
-    """One that leaves while it is not known whether the nodes are there takes away what is found, and is gone then."""
-    several = contend(script)
-    stems = script.requests[0][1]
-    names = {stem.rpartition("/")[0]: f"{stem.rpartition('/')[2]}0000000005" for stem in stems}
-    script.break_connection()
-    several.leave()
-    script.reconnect()
-    answer_search(script, names, found)
-    if found == "abc":
-        script.answer("get", (b"me", stat(50)))
-        script.answer("confirm")
-    assert several.state is (State.LEAVING if found else State.GONE)
-    assert answer_deletes(script) == [f"{path}/{names[path]}" for path in PATHS if path[1:] in found]
-    assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
-
-
 @pytest.mark.parametrize("how_far", [0, 1, 2, 3, 4])
 def test_reply_lost__cut_while_looking(script: Script, how_far: int) -> None:
     """A search that breaks off goes on with what was not answered: no server that knows less takes the session."""
@@ -486,21 +457,6 @@ def test_list__reply_lost(script: Script, notified: list[None]) -> None:
 
 
 # A place is lost.
-
-
-def test_place_lost__while_waiting(script: Script) -> None:
-    """If one node is removed the others are given up, and all are created anew: the new one stands behind."""
-    several, names = wait_in(script, "a")
-    script.tell(f"/a/{names['/a']}", deleted=True)
-    assert several.state is State.JOINING
-    deletes = [what for name, what, _ in script.requests if name == "delete"]
-    assert set(deletes) >= {f"/b/{names['/b']}", f"/c/{names['/c']}"}
-    answer_deletes(script)
-    again = create(script, token=60, sequence=6)
-    assert not set(again.values()) & set(names.values())
-    list_all(script, again)
-    assert (several.state, several.token, script.asked) == (State.HELD, 60, [])
-    assert list(script.listeners) == [several]
 
 
 def test_place_lost__seen_in_the_list(script: Script) -> None:
@@ -607,21 +563,6 @@ def test_session_ended__waiting(script: Script) -> None:
     assert not set(several.node_paths.values()) & set(nodes_of(names))
 
 
-def test_session_ended__holding(script: Script, notified: list[None]) -> None:
-    """A contender that holds has lost, for the reason that was first, and there is nothing left to delete."""
-    several, _ = hold(script, notified)
-    notified.clear()
-    script.break_connection()
-    script.end_session("expired")
-    assert (several.state, several.lost) == (State.GONE, "expired")
-    assert notified
-    script.reconnect()
-    several.lose("something else")
-    assert (several.lost, script.asked) == ("expired", [])
-    several.leave()
-    assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
-
-
 @pytest.mark.shows("faults#it-loses-all-its-locks-at-once-and-no-thread-can-be-started")
 def test_session_ended__holding_many() -> None:
     """The work for the loss of each of many keys does not grow with their number, though every change is looked at."""
@@ -703,29 +644,6 @@ def test_unavailable__after_the_session(script: Script, is_answered: bool) -> No
 
 
 # Holding.
-
-
-def test_node_deleted__holding(script: Script, notified: list[None]) -> None:
-    """If one node is removed all is lost, since the others alone are not what was asked for; they stay till the end."""
-    several, names = hold(script, notified)
-    notified.clear()
-    script.heartbeat()
-    assert [what for _, what, _ in script.requests] == nodes_of(names)
-    script.answer("get", (b"me", stat(50)))
-    script.answer("get", error=NoNodeError())
-    script.answer("get", (b"me", stat(50)))
-    # Lost at once, and told when it is known why.
-    assert (several.state, several.lost, several.loss_reason_pending) == (State.HELD, "its node was deleted", True)
-    assert [what for _, what, _ in script.requests] == ["/a"]
-    removal = Removal(node=names["/a"], why="broken by ada")
-    script.answer("get", (LockNodeData(removal=removal).encode(), stat(50)))
-    assert (several.state, several.loss_reason_pending) == (State.HELD, False)
-    assert several.lost == "its node was deleted: broken by ada"
-    assert notified
-    assert script.asked == []
-    several.leave()
-    assert answer_deletes(script) == [f"/b/{names['/b']}", f"/c/{names['/c']}"]
-    assert (several.state, script.listeners) == (State.GONE, {})
 
 
 def test_node_deleted__and_let_go(script: Script) -> None:

@@ -14,7 +14,7 @@ from django_zklock.zk.node_data import Identity
 from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import READ, WRITE, Kind, Queue, Rule
 from tests.toolbox.locks.contenders import node_of
-from tests.unit.zk.scripted_session import OTHERS, SESSION, Script, contend, create, data, other, settle, stat
+from tests.unit.zk.scripted_session import OTHERS, SESSION, Script, contend, create, data, other, stat
 
 
 @pytest.fixture
@@ -86,22 +86,6 @@ def test_list__refused(script: Script) -> None:
         assert contender.state is State.LEAVING
 
 
-def test_list__error_in_one(script: Script, caplog: pytest.LogCaptureFixture) -> None:
-    """What goes wrong with one of those that asked is logged, and the others are told."""
-    listing = script.listing("/k")
-    notified: list[Queue] = []
-
-    def fail(_queue: Queue, _refusal: Exception | None) -> None:
-        raise ZeroDivisionError
-
-    listing.list_queue(fail)
-    listing.list_queue(lambda queue, _refusal: notified.append(queue))
-    script.flush()
-    script.answer("children", [other(1)])
-    assert [node.name for node in notified[0]] == [other(1)]
-    assert "event=listener_failed" in caplog.text
-
-
 def test_list__ordered_once(script: Script) -> None:
     """At the end of the counter those that asked together share what it takes to find the order."""
     one, two = joined(script, WRITE, WRITE)
@@ -165,31 +149,6 @@ def test_long_queue__refused_list(script: Script) -> None:
     script.answer("delete")
     script.answer("children", [*nodes, *names(two)])
     assert two.state is State.WAITING
-
-
-def test_long_queue__connection_gone(script: Script) -> None:
-    """The answer of an earlier connection is not waited for on the next one."""
-    nodes = long_queue(script)
-    contenders = [contend(script, WRITE)]
-    script.flush()
-    contenders.append(contend(script, WRITE))
-    script.flush()
-    create(script, 501)
-    script.break_connection()
-    script.reconnect()
-    script.flush()
-    script.answer("sync")
-    script.flush()
-    assert script.asked == ["children"]
-    script.answer("children", [*nodes, *names(contenders[0])])
-    script.flush()
-    (own,) = names(contenders[0])
-    settle(script, own)
-    # The creation of the second was lost.
-    script.answer("children", [*nodes, *names(contenders[0])])
-    script.flush()
-    assert script.asked.count("create") == 1
-    assert script.asked[-1] == "children"
 
 
 # The connection goes.

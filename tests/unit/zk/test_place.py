@@ -8,7 +8,6 @@ import pytest
 from kazoo.exceptions import NoAuthError, NoNodeError
 
 from django_zklock.zk.contender import State
-from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.queue import WRITE, Kind
 from tests.toolbox.locks.contenders import node_of
 from tests.unit.zk.scripted_session import (
@@ -93,21 +92,6 @@ def test_own_node__gone(script: Script) -> None:
     assert (contender.state, node_of(contender)) == (State.JOINING, None)
     assert script.asked == ["create", "children"]
     assert script.watches == {}
-
-
-def test_own_node__gone_after_the_last(script: Script) -> None:
-    """A contender that hears that it holds, and then that its own node is gone, has lost."""
-    contender, name = wait_behind(script, other(3))
-    script.tell(f"/k/{other(3)}", deleted=True)
-    script.tell(f"/k/{name}", deleted=True)
-    assert (contender.state, contender.lost, contender.loss_reason_pending) == (
-        State.HELD,
-        "its node was deleted",
-        True,
-    )
-    script.answer("get", (LockNodeData(removal=Removal(node=name, why="ada did it")).encode(), stat()))
-    assert (contender.lost, contender.loss_reason_pending) == ("its node was deleted: ada did it", False)
-    assert contender.state is State.GONE
 
 
 def test_own_node__watched_from_the_first_heartbeat(script: Script) -> None:
@@ -312,20 +296,6 @@ def test_readers__one_without_proof(script: Script) -> None:
     assert (contender.state, script.asked) == (State.WAITING, ["children"])
     script.answer("children", [name])
     assert contender.state is State.HELD
-
-
-def test_readers__behind_a_writer(script: Script) -> None:
-    """While it is not the readers' turn, only the one before them is watched."""
-    writer = other(1, Kind.WRITE)
-    contender, name = join_behind(script, writer, reader(2), reader(3), rule=WRITE)
-    assert set(script.watches) == {f"/k/{name}", f"/k/{writer}"}
-    settle(script, name)
-    script.tell(f"/k/{writer}", deleted=True)
-    assert sorted(script.asked) == ["children", "get", "get"]
-    settle(script, name)
-    script.answer("children", [reader(2), reader(3), name])
-    assert set(script.watches) == {f"/k/{name}", f"/k/{reader(2)}", f"/k/{reader(3)}"}
-    assert contender.state is State.WAITING
 
 
 def test_looking_again__keeps_what_is_watched(script: Script) -> None:

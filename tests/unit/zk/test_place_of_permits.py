@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kazoo.exceptions import BadVersionError, NoAuthError, NoNodeError, OperationTimeoutError
+from kazoo.exceptions import BadVersionError, NoNodeError
 
 from django_zklock.zk.contender import State
 from django_zklock.zk.queue import Kind, semaphore
@@ -115,16 +115,6 @@ def test_later__told_that_it_is_first(script: Script) -> None:
     assert contender.state is State.HELD
 
 
-@pytest.mark.parametrize("left", [[lease(1)], [lease(1), lease(2)]])
-def test_later__the_one_before_gives_up(script: Script, left: list[str]) -> None:
-    """When the one before goes, the next holder_reads, for it may be the first now, or have room."""
-    contender, name = wait_behind(script, lease(1), lease(2), lease(3), rule=TWO)
-    script.tell(f"/k/{lease(3)}", deleted=True)
-    script.answer("children", [*left, name])
-    assert contender.state is (State.HELD if len(left) == 1 else State.WAITING)
-    assert watched(script, name) == (set() if len(left) == 1 else {""})
-
-
 def test_later__gone_before_the_watch(script: Script) -> None:
     """The one before may be gone before it can be watched; the queue is read again."""
     contender, name = join_behind(script, lease(1), lease(2), lease(3), rule=TWO)
@@ -234,18 +224,6 @@ def test_telling__word_lost(script: Script) -> None:
     script.break_connection()
     script.reconnect()
     assert script.asked == []
-
-
-def test_telling__refused_for_now(script: Script) -> None:
-    """If the server refuses the word for now, it is said again; what it refuses for good is not."""
-    name = followed(script)
-    for _ in range(2):
-        script.answer("set", error=OperationTimeoutError())
-        assert script.asked == []
-        script.ask_again()
-        assert script.asked == ["set"]
-    assert script.answer("set", error=NoAuthError()) == (f"/k/{name}", 0)
-    assert script.put_off == []
 
 
 def test_telling__written_to_meanwhile(script: Script) -> None:
