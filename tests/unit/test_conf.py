@@ -196,14 +196,6 @@ def test_options__unknown_setting(settings: Settings, values: dict[str, Any], pl
     assert "; known are: " in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["HOST", "hosts"])
-def test_options__did_you_mean(settings: Settings, name: str) -> None:
-    """A misspelt HOSTS is reported as such, and not as missing."""
-    settings.ZKLOCK = {"default": {name: HOSTS}}
-    with pytest.raises(ImproperlyConfigured, match=rf"\[\"{name}\"\] is not a setting \(did you mean HOSTS\?\)"):
-        conf.options("default")
-
-
 @pytest.mark.parametrize("value", [{"HOSTS": HOSTS}, {"SESSION_TIMEOUT": 10, "HOSTS": HOSTS}])
 def test_setting__without_an_alias(settings: Settings, value: dict[str, Any]) -> None:
     """Options that are not under an alias give one error that shows where they belong."""

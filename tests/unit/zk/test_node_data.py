@@ -17,14 +17,9 @@ WORK = Work(kind="task", name="billing.deposit", id="0f8fad5b", arguments="accou
 
 
 def test_identity__round_trip() -> None:
-    """What was written is read again."""
+    """What was written is read again, and is that of this process and thread."""
     mine = node_data.current_identity(WORK)
     assert node_data.decode_identity(mine.encode()) == mine
-
-
-def test_identity__own() -> None:
-    """The identity is that of this process and thread."""
-    mine = node_data.current_identity(None)
     assert (mine.pid, mine.thread) == (os.getpid(), threading.current_thread().name)
 
 

@@ -98,11 +98,6 @@ def named(number: int, label: str, sequence: int, version: int = 4) -> str:
     return f"_c_0f8fad5b-d9cb-{version}69f-a165-7086772895{number:02}-{label}{sequence:010d}"
 
 
-def test_queue__order() -> None:
-    """The order is that of the numbers, whatever the prefix."""
-    assert [node.sequence for node in nodes_of(("x", 3), ("w", 1), ("r", 2))] == [1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("entries", "safe"),
     [
