@@ -823,6 +823,12 @@ CALLABLE = {
             return work
         key(1)
     """,
+    "method": """
+        class Maker:
+            def key(self, number): return number
+        @zk_locked(Maker().key)
+        def work(number): ...
+    """,
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError
 
 from django_zklock.zk.contender import Contender, SessionUnavailable, State
-from django_zklock.zk.node_data import LockNodeData
+from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.place import LockPath
 from django_zklock.zk.queue import EXCLUSIVE, Rule
 from tests.unit.zk.scripted_session import OTHERS, SESSION, Script, data, other, settle, stat
@@ -644,6 +644,29 @@ def test_unavailable__after_the_session(script: Script, is_answered: bool) -> No
 
 
 # Holding.
+
+
+def test_node_deleted__holding(script: Script, notified: list[None]) -> None:
+    """If one node is removed all is lost, since the others alone are not what was asked for; they stay till the end."""
+    several, names = hold(script, notified)
+    notified.clear()
+    script.heartbeat()
+    assert [what for _, what, _ in script.requests] == nodes_of(names)
+    script.answer("get", (b"me", stat(50)))
+    script.answer("get", error=NoNodeError())
+    script.answer("get", (b"me", stat(50)))
+    # Lost at once, and told when it is known why.
+    assert (several.state, several.lost, several.loss_reason_pending) == (State.HELD, "its node was deleted", True)
+    assert [what for _, what, _ in script.requests] == ["/a"]
+    removal = Removal(node=names["/a"], why="broken by ada")
+    script.answer("get", (LockNodeData(removal=removal).encode(), stat(50)))
+    assert (several.state, several.loss_reason_pending) == (State.HELD, False)
+    assert several.lost == "its node was deleted: broken by ada"
+    assert notified
+    assert script.asked == []
+    several.leave()
+    assert answer_deletes(script) == [f"/b/{names['/b']}", f"/c/{names['/c']}"]
+    assert (several.state, script.listeners) == (State.GONE, {})
 
 
 def test_node_deleted__and_let_go(script: Script) -> None:

@@ -110,6 +110,19 @@ def test_start__no_timers(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) 
     waiting.result(GRACE).release()
 
 
+def test_start__many_callers(make_pool: MakePool, shortage: Shortage) -> None:
+    """Many threads that wait begin one session."""
+    pool = make_pool(connect_timeout=LONG)
+    waiting = [Runner(lambda number=number: Lock(f"k{number}", pool).acquire(LONG)) for number in range(8)]  # type: ignore[misc]
+    wait_until(lambda: shortage.attempts >= 10)
+    shortage.over = True
+    (session,) = pool.sessions()
+    for each in waiting:
+        held = each.result()
+        assert held._possession.contender.session is session
+        held.release()
+
+
 @pytest.mark.shows("faults#it-has-no-file-descriptor-thread-or-memory-for-a-session")
 def test_start__of_an_overflow_session(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A contender for which the home has no room is told so, or gets its lock when there is another session."""
