@@ -21,12 +21,6 @@ from django.contrib.auth.models import User
 from django_zklock.key_template import compile_key, fields_of, metric_name
 
 
-class Proxy(Account):
-    class Meta:
-        proxy = True
-        app_label = "billing"
-
-
 @dataclass(frozen=True)
 class Order:
     pk: int
