@@ -172,6 +172,14 @@ def test_own_node__gone_and_then_the_connection(script: Script) -> None:
     assert script.listeners == {}
 
 
+def test_last_gone__session_closes(script: Script) -> None:
+    """A session that closes grants nothing: the holder may have been in a session of this process that ended first."""
+    contender, _name = wait_behind(script, other(3))
+    script.closing = True
+    script.tell(f"/k/{other(3)}", deleted=True)
+    assert (contender.state, script.asked) == (State.WAITING, [])
+
+
 @pytest.mark.parametrize(
     ("owner", "deleting", "held"), [(OTHERS, False, True), (SESSION, False, False), (SESSION, True, True)]
 )

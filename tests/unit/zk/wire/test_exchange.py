@@ -281,6 +281,12 @@ def test_wake__many(ends: Ends) -> None:
     assert len(ends.connection._read_sock.recv(10)) == 1
 
 
+def test_wake__closed(ends: Ends) -> None:
+    """The socket may have been closed meanwhile, which is no error of the thread that wakes the loop."""
+    ends.connection._write_sock.close()
+    ends.connection.wake()
+
+
 def test_wake__fails(ends: Ends) -> None:
     """After a wake-up that an exception interrupts, the next one wakes the loop."""
     real = ends.connection._write_sock
