@@ -114,9 +114,11 @@ def test_process__releases_after_its_pools_are_closed(play: MakePlayer, make_poo
 def test_process__frozen(play: MakePlayer, make_pool: MakePool) -> None:
     """A holder that was frozen for longer than its session has lost, knows it at once, and does not recover."""
     player = play("hold", timeout=1.0)
-    player.receive()
+    token = int(player.receive().split()[1])
     player.stop()
     later = Lock("k", make_pool()).acquire(timeout=120)
+    # What it writes when it wakes is refused where tokens are compared.
+    assert later.token > token
     player.send("check")
     player.resume()
     assert player.receive() == "lost"
