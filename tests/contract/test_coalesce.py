@@ -16,7 +16,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_acl
 
-from django_zklock import LockTimeout, ZkLockError, zk_locked
+from django_zklock import ZkLockError, zk_locked
 from django_zklock.exceptions import AlreadyAwaited
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
@@ -26,11 +26,11 @@ from tests.toolbox.django.layer import Ensemble, OtherClient, Recorder
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import UP, Proxy, requests
 from tests.toolbox.threads import Runner
-from tests.toolbox.timing import scaled, wait_until
+from tests.toolbox.timing import wait_until
 from tests.toolbox.zookeeper.any_server import Server
 from tests.toolbox.zookeeper.observer import Observer
 
-pytest_plugins = ["tests.toolbox.django.settings_fixtures", "tests.toolbox.slow_deadlines"]
+pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 MULTI = 14
 
@@ -136,30 +136,24 @@ def test_queue__own_earlier_delivery(make_pool: MakePool, observer: Observer) ->
     again.result().release()
 
 
-def test_queue__others_who_wait_are_of_another_kind(make_pool: MakePool, observer: Observer) -> None:
-    """Only a waiter of the same kind counts: a reader waits although a writer does, and one more reader does not."""
-    with coalescing(make_pool()).acquire(timeout=60) as held:
-        writer = waiting(coalescing(make_pool(), WRITE))
+@pytest.mark.parametrize(
+    ("holds", "waits", "rule"),
+    [(EXCLUSIVE, WRITE, READ), (semaphore(1), semaphore(1), semaphore(2))],
+    ids=["of another kind", "with another limit"],
+)
+def test_queue__who_waits_is_different(
+    make_pool: MakePool, observer: Observer, holds: Rule, waits: Rule, rule: Rule
+) -> None:
+    """Only a waiter of the same kind and limit counts: another one is not what the call would be."""
+    with coalescing(make_pool(), holds).acquire(timeout=60) as held:
+        other = waiting(coalescing(make_pool(), waits))
         observer.wait_count(held.lock.paths[0], 2)
-        reader = waiting(coalescing(make_pool(), READ))
+        same = waiting(coalescing(make_pool(), rule))
         observer.wait_count(held.lock.paths[0], 3)
         with pytest.raises(AlreadyAwaited):
-            coalescing(make_pool(), READ).acquire(timeout=120)
-    writer.result().release()
-    reader.result().release()
-
-
-def test_queue__others_who_wait_have_another_limit(make_pool: MakePool, observer: Observer) -> None:
-    """Only a waiter with the same limit counts: another one is not what the call would be."""
-    with coalescing(make_pool(), semaphore(1)).acquire(timeout=60) as held:
-        narrow = waiting(coalescing(make_pool(), semaphore(1)))
-        observer.wait_count(held.lock.paths[0], 2)
-        wide = waiting(coalescing(make_pool(), semaphore(2)))
-        observer.wait_count(held.lock.paths[0], 3)
-        with pytest.raises(AlreadyAwaited):
-            coalescing(make_pool(), semaphore(2)).acquire(timeout=120)
-    narrow.result().release()
-    wide.result().release()
+            coalescing(make_pool(), rule).acquire(timeout=120)
+    other.result().release()
+    same.result().release()
 
 
 @pytest.mark.shows("faults#a-call-was-skipped-for-a-waiter-that-ends")
@@ -302,17 +296,6 @@ def test_call__rest_skips(
     assert waiting.result() == "done"
 
 
-@pytest.mark.usefixtures("unhurried")
-def test_call__times_out(
-    make: Callable[..., Callable[..., Any]], other_client: OtherClient, ensemble: Ensemble
-) -> None:
-    """A call that has waited in vain has no other call to run for it, and is told so."""
-    other_client.take("k")
-    with pytest.raises(LockTimeout):
-        make(lambda: "done", timeout=0.5)()
-    ensemble.wait_count("k", 1)
-
-
 def test_call__another_function(other_client: OtherClient, ensemble: Ensemble) -> None:
     """A call waits behind a call of another function, whatever the policy of that one is."""
 
@@ -334,21 +317,6 @@ def test_call__another_function(other_client: OtherClient, ensemble: Ensemble) -
         assert result["reason"] == "coalesced"
     held.release()
     assert (first.result(), second.result()) == ("one", "two")
-
-
-@pytest.mark.usefixtures("unhurried")
-def test_call__may_give_up(
-    make: Callable[..., Callable[..., Any]], other_client: OtherClient, ensemble: Ensemble
-) -> None:
-    """No call is skipped for a call with a timeout: the first waits in vain, and the second runs."""
-    held = other_client.take("k")
-    first = Runner(make(lambda: "done", timeout=scaled(3)))
-    ensemble.wait_count("k", 2)
-    second = Runner(make(lambda: "done", timeout=scaled(60)))
-    ensemble.wait_count("k", 3)
-    assert isinstance(first.outcome(), LockTimeout)
-    held.release()
-    assert second.result() == "done"
 
 
 def test_call__many(make: Callable[..., Callable[..., Any]]) -> None:

@@ -16,6 +16,7 @@ from django_zklock.zk.contender import State
 from django_zklock.zk.held import held_stack
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
+from tests.toolbox.locks.contenders import RULES
 from tests.toolbox.locks.losses import Losses
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
@@ -73,37 +74,6 @@ def test_session_ended__exception_in_the_block(pool: Pool, observer: Observer) -
     assert held_stack() == []
 
 
-def test_session_ended__waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
-    """A waiter whose session is ended joins again, with a new node of its new session, and is granted."""
-    lock = Lock("k", pool)
-    held = Lock("k", make_pool()).acquire()
-    waiter = waiting_in(lock)
-    before = observer.wait_count(lock.paths[0], 2)
-    observer.end_session(pool)
-    wait_until(lambda: len(names := observer.children(lock.paths[0])) == 2 and names != before)
-    held.release()
-    with waiter.result() as later:
-        assert observer.client.exists(later.node).ephemeralOwner == pool.sessions()[0].id
-
-
-@pytest.mark.shows("guarantees#first-come-first-served")
-def test_session__kept_while_waiting(make_pool: MakePool, observer: Observer) -> None:
-    """A contender that waits for longer than the session timeout keeps session and place."""
-    # So long that a pause of a busy machine does not end it.
-    pool = make_pool(session_timeout=4.0)
-    timeout = pool.options.connection.session_timeout
-    lock = Lock("k", pool)
-    held = Lock("k", make_pool()).acquire()
-    waiter = waiting_in(lock)
-    queue = observer.wait_count(lock.paths[0], 2)
-    began, session = time.monotonic(), pool.sessions()[0].id
-    wait_until(lambda: time.monotonic() > began + 2 * timeout)
-    assert observer.children(lock.paths[0]) == queue
-    assert (pool.sessions()[0].id, pool.sessions()[0].epoch) == (session, 0)
-    held.release()
-    waiter.result().release()
-
-
 def test_session_ended__before_the_caller_looked(pool: Pool, observer: Observer) -> None:
     """A grant that was lost before its caller came to look is not given out: the caller waits on, with a new node."""
     lock = Lock("k", pool)
@@ -146,20 +116,6 @@ def test_node_deleted__holding(make_pool: MakePool, observer: Observer) -> None:
         again.check()
 
 
-@pytest.mark.shows("guarantees#first-come-first-served")
-def test_node_deleted__waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
-    """A waiter whose node is deleted goes to the end of the queue."""
-    lock = Lock("k", pool)
-    held = Lock("k", make_pool()).acquire()
-    waiter = waiting_in(lock)
-    mine = observer.wait_count(lock.paths[0], 2)[1]
-    observer.client.delete(f"{lock.paths[0]}/{mine}")
-    wait_until(lambda: len(names := observer.children(lock.paths[0])) == 2 and mine not in names)
-    assert waiter.running
-    held.release()
-    waiter.result().release()
-
-
 def test_node_changed__waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """Data that another client writes into the nodes of a queue disturbs no contender, whatever it is."""
     lock = Lock("k", pool)
@@ -176,25 +132,34 @@ def test_node_changed__waiting(pool: Pool, make_pool: MakePool, observer: Observ
 
 
 @pytest.mark.shows("faults#a-queue-is-deleted")
-def test_parent_deleted__waiting(make_pool: MakePool, observer: Observer) -> None:
-    """When the whole queue is deleted the holder has lost, and the waiters queue up again."""
-    pool = make_pool(session_timeout=3.0)
-    lock = Lock("k", pool)
-    held = Lock("k", make_pool(session_timeout=3.0)).acquire()
-    waiters = [waiting_in(lock) for _ in range(3)]
-    observer.wait_count(lock.paths[0], 4)
-    # From the end, so that each waiter hears of its own node before it hears of the one before it.
-    delete_queue(observer, lock, reversed(observer.children(lock.paths[0])))
-    tokens = []
-    while waiters:
-        done = wait_until(lambda: [waiter for waiter in waiters if not waiter.running])
-        assert len(done) == 1
-        waiters.remove(done[0])
-        with done[0].result() as later:
-            tokens.append(later.token)
-    assert tokens == sorted(tokens)
-    wait_until(lambda: held.lost, 5)
-    observer.wait_empty(lock.paths[0])
+@pytest.mark.parametrize("order", [1, -1], ids=["forwards", "backwards"])
+@pytest.mark.parametrize("keys", ["k", ["k", "l"]], ids=["one", "several"])
+@pytest.mark.parametrize("kind", RULES)
+def test_parent_deleted__waiting(
+    make_pool: MakePool, observer: Observer, kind: str, keys: str | list[str], order: int
+) -> None:
+    """The holder has lost all of it; each waiter queues up again, as the lock exists again, and all have their turn.
+
+    Backwards each waiter hears of its own node before it hears of the one before it.
+    """
+    # Exclusive, so that every other contender waits.
+    lock = Lock(keys, make_pool(session_timeout=3.0))
+    held = lock.acquire(timeout=60)
+    pools = [make_pool(session_timeout=3.0) for _ in range(2)]
+
+    def enter(number: int) -> int:
+        with Lock(keys, pools[number % 2], rule=RULES[kind]).acquire(timeout=120) as mine:
+            mine.check()
+            return mine.token
+
+    waiters = [Runner(lambda number=number: enter(number)) for number in range(4)]  # type: ignore[misc]
+    delete_queue(observer, lock, observer.wait_count(lock.paths[0], 5)[::order])
+    wait_until(lambda: held.lost, 10)
+    # It still stands in the other queue.
+    held.release(wait=True)
+    assert all(waiter.result(20) > held.token for waiter in waiters)
+    for each in lock.paths:
+        observer.wait_empty(each)
 
 
 def test_parent_deleted__next_in_queue(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
@@ -274,33 +239,6 @@ def test_create__given_up_while_cut(proxy: Proxy, make_pool: MakePool, observer:
     proxy.cut()
     # Long before its session would end.
     observer.wait_empty(lock.paths[0], LONG_SESSION / 2)
-
-
-@pytest.mark.shows("guarantees#at-most-one-holder-whose-lease-runs")
-def test_link__short_breaks(proxy: Proxy, make_pool: MakePool, observer: Observer) -> None:
-    """Breaks of the link while eight threads take turns cost no exclusion and leave nothing."""
-    pool, other = make_pool(proxy.hosts), make_pool()
-    inside = threading.Lock()
-    stop = threading.Event()
-
-    def work(pool: Pool) -> int:
-        count = 0
-        while not stop.is_set():
-            with Lock("k", pool).acquire(timeout=120) as held:
-                assert inside.acquire(blocking=False)
-                assert not held.lost
-                inside.release()
-                count += 1
-        return count
-
-    runners = [Runner(lambda pool=pool: work(pool)) for pool in [pool, other] * 4]  # type: ignore[misc]
-    for _ in range(12):
-        seen = len(proxy.chunks)
-        wait_until(lambda seen=seen: len(proxy.chunks) > seen + 20)  # type: ignore[misc]
-        proxy.cut()
-    stop.set()
-    assert all(runner.result(30) > 0 for runner in runners)
-    observer.wait_empty(Lock("k", pool).paths[0])
 
 
 @pytest.mark.shows("faults#the-connection-stays-open-and-delivers-nothing")

@@ -125,23 +125,11 @@ def contenders(observer: Observer, make_pool: MakePool) -> Contenders:
 
 @pytest.mark.shows("faults#a-writer-of-curator-becomes-a-reader", "interoperate#what-is-tested")
 @pytest.mark.parametrize("rule", KEPT_OUT, ids=IDS)
-def test_downgrade__behind_the_writer(java: Downgrading, contenders: Contenders, rule: Rule) -> None:
-    """A waiter that was next behind the writer is not granted the lock before the reader is gone."""
-    java.write()
-    waiter = contenders.join(rule)
-    settle(waiter.pool)
-    java.read()
-    java.stop_writing()
-    contenders.expect()
-    java.stop_reading()
-    contenders.expect(waiter)
-    waiter.leave()
-
-
-@pytest.mark.shows("faults#a-writer-of-curator-becomes-a-reader")
-@pytest.mark.parametrize("rule", KEPT_OUT, ids=IDS)
 def test_downgrade__seen_with_the_writer(java: Downgrading, contenders: Contenders, rule: Rule) -> None:
-    """A waiter that finds both nodes counts the reader as a predecessor, although its node is the younger one."""
+    """The waiter next behind the writer, and one that finds both nodes, are not granted before the reader is gone.
+
+    Although its node is the younger one.
+    """
     java.write()
     first = contenders.join(rule)
     settle(first.pool)

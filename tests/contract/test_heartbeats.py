@@ -160,8 +160,12 @@ def waiting(server: ZooKeeperServer, lock: Lock, count: int) -> Runner:
     return runner
 
 
+@pytest.mark.shows("guarantees#first-come-first-served")
 def test_waiter__without_a_lease(make_pool: MakePool, observer: Observer) -> None:
-    """A contender that has waited for longer than its lease is granted the lock all the same, and with a lease."""
+    """A contender that waits for longer than its session timeout and its lease keeps both session and place.
+
+    It is granted the lock, and with a lease.
+    """
     timeout = 4.0
     first, second = (Lock("k", make_pool(session_timeout=timeout)).acquire for _ in range(2))
     held = first(5)
@@ -169,9 +173,12 @@ def test_waiter__without_a_lease(make_pool: MakePool, observer: Observer) -> Non
     observer.wait_count(held.lock.paths[0], 2)
     pool = make_pool(session_timeout=timeout)
     last = Runner(Lock("k", pool).acquire)
-    observer.wait_count(held.lock.paths[0], 3)
+    queue = observer.wait_count(held.lock.paths[0], 3)
     (session,) = pool.sessions()
-    wait_until(lambda: session.lease_expired, 2 * timeout + 15)
+    later = time.monotonic() + 2 * pool.options.connection.session_timeout
+    wait_until(lambda: session.lease_expired and time.monotonic() > later, 2 * timeout + 15)
+    assert observer.children(held.lock.paths[0]) == queue
+    assert session.epoch == 0
     held.release()
     runner.result().release()
     granted = last.result()

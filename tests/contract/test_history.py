@@ -106,7 +106,7 @@ async def all_of(workers: list[Worker]) -> None:
     await asyncio.gather(*(worker.awork() for worker in workers))
 
 
-@pytest.mark.shows("faults#all-of-these-faults-in-random-order")
+@pytest.mark.shows("guarantees#at-most-one-holder-whose-lease-runs", "faults#all-of-these-faults-in-random-order")
 @pytest.mark.parametrize(("rules", "keys", "together"), WORKLOADS.values(), ids=WORKLOADS)
 def test_history(
     make_pool: MakePool,

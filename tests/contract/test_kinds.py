@@ -29,7 +29,7 @@ PAIRS = [(a, b, (a, b) in TOGETHER) for a, b in itertools.product(RULES, RULES)]
 # Which kinds keep each other out.
 
 
-@pytest.mark.shows("faults#threads-share-a-session")
+@pytest.mark.shows("guarantees#at-most-one-holder-whose-lease-runs", "faults#threads-share-a-session")
 @pytest.mark.parametrize(("first", "second", "together"), PAIRS)
 def test_kinds__two_of_them(contenders: Contenders, first: str, second: str, together: bool) -> None:
     """Readers share, the leases of a semaphore do up to its limit, and whatever else meets on a key takes turns."""
@@ -86,6 +86,7 @@ def test_kinds__session_ended_while_waiting(make_pool: MakePool, observer: Obser
     assert contenders.names() == []
 
 
+@pytest.mark.shows("guarantees#first-come-first-served")
 @pytest.mark.parametrize("kind", RULES)
 def test_kinds__node_deleted_while_waiting(contenders: Contenders, kind: str) -> None:
     """The same when an operator deletes its node."""

@@ -41,6 +41,7 @@ async def in_task(lock: Lock, *, wait: bool) -> Held | None:
 # Locks that are all reentrant.
 
 
+@pytest.mark.shows("guarantees#re-entrancy-across-threads-tasks-and-processes")
 @pytest.mark.parametrize(("outer", "inner"), ALLOWED)
 def test_reentrant(pool: Pool, observer: Observer, outer: str, inner: str) -> None:
     """A holder of at least as much shares its node, whatever is asked for, and the node goes with the last release."""

@@ -11,7 +11,6 @@ from pathlib import Path
 import kazoo.recipe.lock
 import pytest
 
-from django_zklock import zk_lock
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions
 from django_zklock.zk.pool import Pool
@@ -34,8 +33,6 @@ PAIRS = [
     ("read", WRITE, False),
     ("read", READ, True),
 ]
-# They do not see us, or not all of us; but we see them.
-THEY_FIRST = [("mutex", WRITE), ("mutex", READ), ("mutex", semaphore(9)), ("write", EXCLUSIVE), ("read", EXCLUSIVE)]
 IDS = [f"{theirs}-{ours.kind.value}" for theirs, ours, _ in PAIRS]
 
 
@@ -98,21 +95,6 @@ def test_we_hold(join: Join, pool: Pool, observer: Observer, theirs: str, ours: 
     assert Runner(lock.try_acquire).result() is None
     other.release()
     lock.acquire(timeout=120).release(wait=True)
-
-
-@pytest.mark.parametrize(
-    ("theirs", "ours"), THEY_FIRST, ids=[f"{theirs}-{ours.kind.value}" for theirs, ours in THEY_FIRST]
-)
-def test_they_came_first(join: Join, pool: Pool, observer: Observer, theirs: str, ours: Rule) -> None:
-    """We wait for what they hold also where their recipe would not wait for us."""
-    lock, other = Lock("k", pool, rule=ours), join(theirs)
-    other.acquire()
-    assert lock.try_acquire() is None
-    waiting = waiting_in(lock)
-    observer.wait_count(lock.paths[0], 2)
-    assert waiting.running
-    other.release()
-    waiting.result().release(wait=True)
 
 
 # Which lock keeps out which, as the documents have it.
@@ -207,17 +189,6 @@ def test_page__names_what_kazoo_must_know() -> None:
     (patterns,) = re.findall(r"extra_lock_patterns=(\[.*?\])", PAGE.read_text(encoding="utf-8"))
     assert ast.literal_eval(patterns) == KAZOO_LOCKS["mutex"][1] == KAZOO_LOCKS["write"][1]
     assert {*KAZOO_LOCKS["read"][1], "__READ__"} == set(KAZOO_LOCKS["mutex"][1])
-
-
-@pytest.mark.usefixtures("zklock")
-def test_page__path() -> None:
-    """The path is to be had as the documents say."""
-    (code,) = re.findall(
-        r"```python\n(from django_zklock import zk_lock\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
-    )
-    variables: dict[str, str] = {}
-    exec(code, variables)
-    assert variables["path"] == zk_lock("invoice:42").pool.path("invoice:42")
 
 
 @pytest.mark.shows("interoperate#what-is-tested")

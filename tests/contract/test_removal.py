@@ -13,7 +13,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 
-from django_zklock.exceptions import LockLost, NotHeld, ZkLockError, ZooKeeperUnavailable
+from django_zklock.exceptions import LockLost, NotHeld, ZkLockError
 from django_zklock.zk import node_data, paths
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
@@ -23,11 +23,8 @@ from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import AsyncAutoResetEvent
 from tests.toolbox.locks.contenders import RULES, Contenders
 from tests.toolbox.locks.pools import MakePool
-from tests.toolbox.network.port import LOOPBACK, free_port
-from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.toolbox.threads import Runner
-from tests.toolbox.timing import GRACE, scaled, wait_until
-from tests.toolbox.zookeeper.any_server import Server
+from tests.toolbox.timing import scaled, wait_until
 from tests.toolbox.zookeeper.observer import Observer
 
 DELETION = 14  # a multi
@@ -145,21 +142,6 @@ def test_remove__reason_in_a_task(make_pool: MakePool, kazoo_client: KazooClient
         asyncio.run(hold())
 
 
-def test_remove__waiter(make_pool: MakePool, observer: Observer) -> None:
-    """A waiter joins the queue again, at its end."""
-    contenders = Contenders(observer, make_pool)
-    first, second, third = contenders.join_all(*[RULES["exclusive"]] * 3)
-    pool = make_pool()
-    place = snapshots.one_lock(pool, "k", timeout=60).entries[1]
-    actions.break_lock(pool, place.path, token=place.token, why="let the other one pass", timeout=60)
-    contenders.follow(second)
-    first.leave()
-    contenders.expect(third)
-    third.leave()
-    contenders.expect(second)
-    second.leave()
-
-
 def test_remove__another_holder_by_now(make_pool: MakePool) -> None:
     """A later holder than the one with the given token keeps its lock."""
     pool, other = make_pool(), make_pool()
@@ -222,14 +204,6 @@ def test_remove__refused(make_pool: MakePool, kazoo_client: KazooClient) -> None
     assert kazoo_client.exists(node)
 
 
-def test_remove__written_to_meanwhile(make_pool: MakePool, observer: Observer) -> None:
-    """A lock is broken although a revoke request was written to its node meanwhile."""
-    held = Lock("k", make_pool(session_timeout=4.0)).acquire(60)
-    actions.revoke(make_pool(), held.node, "please", timeout=60)
-    take_away(make_pool(), held)
-    assert wait_until(lambda: held.lost)
-
-
 def test_remove__in_the_log(make_pool: MakePool, caplog: pytest.LogCaptureFixture) -> None:
     """The process that breaks a lock logs the node, the token and the reason."""
     with caplog.at_level(logging.WARNING, "django_zklock.breaking"), Lock("k", make_pool()).acquire(60) as held:
@@ -260,37 +234,6 @@ def test_remove__without_a_reason(pool: Pool, why: str) -> None:
     with pytest.raises(ValueError, match="say why"):
         actions.break_lock(pool, "/k/lock-0000000000", token=1, why=why, timeout=60)
     assert pool.sessions() == []
-
-
-def test_remove__no_server(make_pool: MakePool) -> None:
-    """Without ZooKeeper a break ends at its timeout."""
-    pool = make_pool(f"{LOOPBACK}:{free_port()}", connect_timeout=60.0)
-    began = time.monotonic()
-    with pytest.raises(
-        ZooKeeperUnavailable, match=r"no connection to ZooKeeper at .* within [\d.]+ s; whether that was done"
-    ):
-        actions.break_lock(pool, "/k/lock-0000000000", token=1, why="please", timeout=0.3)
-    assert time.monotonic() - began < 0.3 + GRACE
-
-
-@pytest.mark.parametrize("way", [UP, DOWN], ids=["request", "answer"])
-def test_remove__connection_cut(server: Server, make_pool: MakePool, kazoo_client: KazooClient, way: str) -> None:
-    """If the connection ends with the request or with its answer, the break still succeeds."""
-    held = Lock("k", make_pool(session_timeout=4.0)).acquire(60)
-    keep_queue(kazoo_client, held)
-    with Proxy(server.address) as proxy:
-        pool = make_pool(proxy.hosts)
-        wait_until(lambda: pool.inspection().connected)
-        snapshots.one_lock(pool, "k", timeout=60)
-        proxy.pause(way)
-        removing = Runner(lambda: take_away(pool, held))
-        if way is DOWN:
-            wait_until(lambda: any(requests(chunk) for side, chunk in proxy.chunks[1:] if side == UP))
-        assert removing.running
-        proxy.resume(drop=True)
-        proxy.cut()
-        removing.result()
-        assert loss_of(held) == "its node was deleted: broken by ada: it hangs"
 
 
 # What is written on a queue.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk import scripts
+from django_zklock.zk.ops import actions, search
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.scripts import MAX_READS, RequestScript
 from django_zklock.zk.session import Session
@@ -182,17 +184,29 @@ def read_on(session: Session, path: str) -> list[Any]:
     return scripts.run(session, partial(scripts.read_many, session, [Read(path)]), action="read", timeout=10)
 
 
-def test_ask__no_server(make_pool: MakePool) -> None:
-    """Without ZooKeeper it ends when its time is up, and leaves nothing behind in the session."""
+NO_SERVER = r"no connection to ZooKeeper at .* within [\d.]+ s; "
+NODE = "/k/lock-0000000000"
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda pool: read(pool, Read("/"), timeout=0.3), "is it running and reachable"),
+        (lambda pool: search.find(pool, timeout=0.3), "is it running and reachable"),
+        (lambda pool: [*actions.find_idle(pool, timeout=0.3)], "is it running and reachable"),
+        (lambda pool: actions.revoke(pool, NODE, "please", timeout=0.3), "whether that was done"),
+        (lambda pool: actions.break_lock(pool, NODE, token=1, why="please", timeout=0.3), "whether that was done"),
+    ],
+    ids=["read", "search", "prune", "revoke", "break"],
+)
+def test_ask__no_server(make_pool: MakePool, ask: Callable[[Pool], object], message: str) -> None:
+    """Without ZooKeeper each operation ends when its time is up, and leaves nothing behind in the session."""
     pool = make_pool(f"{LOOPBACK}:{free_port()}", connect_timeout=60.0)
     began = time.monotonic()
-    with pytest.raises(
-        ZooKeeperUnavailable, match=r"no connection to ZooKeeper at .* within [\d.]+ s; is it running and reachable"
-    ):
-        read(pool, Read("/"), timeout=0.3)
+    with pytest.raises(ZooKeeperUnavailable, match=NO_SERVER + message):
+        ask(pool)
     assert time.monotonic() - began < 0.3 + GRACE
-    session = pool.session("/")
-    wait_until(lambda: not session.listeners)
+    wait_until(lambda: not (pool.session("/").listeners or pool.inspection().listeners))
 
 
 def test_ask__leaves_nothing(pool: Pool, tree: str) -> None:

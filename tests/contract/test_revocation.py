@@ -12,7 +12,7 @@ from kazoo.client import KazooClient
 from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 
 from django_zklock import zk_lock
-from django_zklock.exceptions import NotHeld, ZkLockError, ZooKeeperUnavailable
+from django_zklock.exceptions import NotHeld, ZkLockError
 from django_zklock.zk import node_data
 from django_zklock.zk.contender import Contender
 from django_zklock.zk.held import Held
@@ -24,17 +24,12 @@ from django_zklock.zk.queue import semaphore
 from tests.toolbox.django.layer import Ensemble, Recorder
 from tests.toolbox.locks.contenders import RULES, Contenders, settle
 from tests.toolbox.locks.pools import MakePool
-from tests.toolbox.network.port import LOOPBACK, free_port
-from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
-from tests.toolbox.threads import Runner
 from tests.toolbox.timing import GRACE, LONG_SESSION, scaled, wait_until
-from tests.toolbox.zookeeper.any_server import Server
 from tests.toolbox.zookeeper.observer import Observer
 
 pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 
 HEARTBEATS = 6
-GET_DATA = 4
 
 
 class Wishes(LockListener):
@@ -51,12 +46,11 @@ class Wishes(LockListener):
 # What a holder hears.
 
 
-@pytest.mark.parametrize("kind", RULES)
-def test_ask__within_a_heartbeat(make_pool: MakePool, kind: str) -> None:
+def test_ask__within_a_heartbeat(make_pool: MakePool) -> None:
     """A holder that did not wait learns of a revoke request, and its reason, with the next heartbeat."""
     wishes = Wishes()
     pool = make_pool(session_timeout=LONG_SESSION)
-    with Lock("k", pool, rule=RULES[kind], listener=wishes) as held:
+    with Lock("k", pool, listener=wishes) as held:
         assert held.revoked is None
         began = time.monotonic()
         actions.revoke(make_pool(), held.node, "we need to deploy", timeout=60)
@@ -111,15 +105,6 @@ def test_ask__lease_before_the_next(make_pool: MakePool, observer: Observer) -> 
     contenders.expect(asked, last)
     for each in (asked, last):
         each.leave()
-
-
-def test_ask__curator(make_pool: MakePool, observer: Observer) -> None:
-    """A revoke request of Apache Curator's Revoker is accepted."""
-    wishes = Wishes()
-    with Lock("k", make_pool(session_timeout=4.0), listener=wishes) as held:
-        observer.client.set(held.node, b"__REVOKE__")
-        assert "Apache Curator" in wait_until(lambda: held.revoked)
-        wait_until(lambda: wishes.notified)
 
 
 def test_ask__twice(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,31 +211,3 @@ def test_ask__refused(pool: Pool, kazoo_client: KazooClient) -> None:
     node = kazoo_client.create(f"{path}/lock-", b"x", acl=acl, ephemeral=True, sequence=True)
     with pytest.raises(ZkLockError, match=r"refused to write .*NoAuthError"):
         actions.revoke(pool, node, "please", timeout=60)
-
-
-def test_ask__no_server(make_pool: MakePool) -> None:
-    """Without ZooKeeper a revoke request ends at its timeout."""
-    pool = make_pool(f"{LOOPBACK}:{free_port()}", connect_timeout=60.0)
-    began = time.monotonic()
-    with pytest.raises(
-        ZooKeeperUnavailable, match=r"no connection to ZooKeeper at .* within [\d.]+ s; whether that was done"
-    ):
-        actions.revoke(pool, "/k/lock-0000000000", "please", timeout=0.3)
-    assert time.monotonic() - began < 0.3 + GRACE
-
-
-@pytest.mark.parametrize("cut", [True, False], ids=["cut", "slow"])
-def test_ask__while_disturbed(server: Server, make_pool: MakePool, cut: bool) -> None:
-    """A revoke request survives the end of its connection, and waits for a slow answer."""
-    with Lock("k", make_pool(session_timeout=4.0)) as held, Proxy(server.address) as proxy:
-        pool = make_pool(proxy.hosts)
-        wait_until(lambda: pool.inspection().connected)
-        proxy.pause(DOWN)
-        asking = Runner(lambda: actions.revoke(pool, held.node, "please", timeout=10))
-        wait_until(lambda: any(GET_DATA in requests(chunk) for way, chunk in proxy.chunks[1:] if way == UP))
-        assert asking.running
-        proxy.resume(drop=cut)
-        if cut:
-            proxy.cut()
-        asking.result()
-        assert wait_until(lambda: held.revoked) == "please"

@@ -285,19 +285,6 @@ def test_try__busy(make_pool: MakePool, observer: Observer) -> None:
         assert after[0] in {before[0], None}
 
 
-@pytest.mark.usefixtures("unhurried")
-def test_acquire__timeout(make_pool: MakePool, observer: Observer) -> None:
-    """One deadline is for all keys; a wait that runs out names a holder in the way, and leaves no node in any queue."""
-    waiting = Lock(["a", "b", "c"], make_pool())
-    waiting.acquire(timeout=60).release(wait=True)
-    with Lock("b", make_pool()).acquire(timeout=60), Lock("c", make_pool()).acquire(timeout=60):
-        began = time.monotonic()
-        with pytest.raises(LockTimeout, match=r"lock 'a, b, c' was not granted within 0\.5 s; held by pid"):
-            Runner(lambda: waiting.acquire(timeout=0.5)).result()
-        assert 0.5 <= time.monotonic() - began < 0.5 + GRACE
-        wait_counts(observer, waiting, 0, 1, 1)
-
-
 @pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
     """Cancelling before the nodes are there, while waiting, or with the news of the grant leaves no node anywhere."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from kazoo.client import KazooClient
 from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
@@ -16,7 +14,6 @@ from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.pool import Pool
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.threads import Runner
-from tests.toolbox.timing import GRACE
 from tests.toolbox.zookeeper.observer import Observer
 
 
@@ -72,30 +69,6 @@ def test_queues__hostile(pool: Pool, observer: Observer) -> None:
         assert queue.unknown_nodes == ("readme",)
         assert [place.identity for place in queue.entries] == [None]
         assert queue.entries[0].held
-
-
-def test_queues__kazoo(pool: Pool, observer: Observer) -> None:
-    """A lock of kazoo's own recipe is found, and blocks ours."""
-    lock = Lock("k", pool)
-    foreign = observer.client.Lock(lock.paths[0], "somebody")
-    foreign.acquire(timeout=60)
-    assert lock.try_acquire() is None
-    (place,) = snapshots.one_lock(pool, "k", timeout=60).entries
-    assert place.held
-    assert place.identity is None
-    foreign.release()
-    observer.wait_empty(lock.paths[0])
-    with lock:
-        pass
-
-
-def test_queues__unreachable(make_pool: MakePool) -> None:
-    """Without a server the error comes within the timeout."""
-    pool = make_pool("127.0.0.1:1", connect_timeout=60.0)
-    began = time.monotonic()
-    with pytest.raises(ZooKeeperUnavailable, match=r"127\.0\.0\.1:1"):
-        search.find(pool, timeout=0.3)
-    assert time.monotonic() - began < 0.3 + GRACE
 
 
 def test_queues__refused(make_pool: MakePool) -> None:

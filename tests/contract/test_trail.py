@@ -82,9 +82,13 @@ def test_trail__one_of_several_keys(make_pool: MakePool, kazoo_client: KazooClie
 
 @pytest.mark.parametrize("way", [UP, DOWN], ids=["request", "answer"])
 @pytest.mark.parametrize("what", ["break", "revoke"])
-def test_trail__connection_cut(server: Server, make_pool: MakePool, way: str, what: str) -> None:
-    """An action that is repeated because its answer was lost is one action in the trail."""
-    held = Lock("k", make_pool()).acquire(60)
+def test_trail__connection_cut(
+    server: Server, make_pool: MakePool, kazoo_client: KazooClient, way: str, what: str
+) -> None:
+    """An action that is repeated because its request or answer was lost is made, and is one action in the trail."""
+    held = Lock("k", make_pool(session_timeout=4.0)).acquire(60)
+    # The servers for tests delete an empty queue, and with it the reason, within half a second.
+    kazoo_client.create(f"{held.lock.paths[0]}/readme", ephemeral=True)
 
     def act() -> None:
         if what == "break":
@@ -103,6 +107,11 @@ def test_trail__connection_cut(server: Server, make_pool: MakePool, way: str, wh
         proxy.resume(drop=True)
         proxy.cut()
         acting.result()
+        if what == "break":
+            wait_until(lambda: held.lost)
+            assert "its node was deleted: it hangs; " in str(held._loss_error())
+        else:
+            assert "deploy" in wait_until(lambda: held.revoked)
         assert len(trail.read(make_pool(), timeout=60)) == 1
 
 
@@ -210,16 +219,3 @@ def test_revoke__operators_in_one_millisecond(make_pool: MakePool, monkeypatch: 
     assert sorted((each.by, each.why) for each in found) == [(name, f"for {name}") for name in names]
     # The holder has the reason of one of them.
     wait_until(lambda: held.revoked in {f"asked by {name}: for {name}" for name in names})
-
-
-def test_trail__at_the_same_time(make_pool: MakePool) -> None:
-    """Of many actions at the same time none is missing."""
-    pool = make_pool()
-    held = [Lock(f"k{number}", pool).acquire(60) for number in range(8)]
-    acting = [
-        Runner(lambda each=each: actions.revoke(make_pool(), each.node, "deploy", timeout=20))  # type: ignore[misc]
-        for each in held
-    ]
-    for each in acting:
-        each.result()
-    assert sorted(key for key, _what, _outcome in outcomes(pool)) == [f"k{number}" for number in range(8)]
