@@ -102,10 +102,56 @@ TRIES = 6
 TIMES = 2
 
 
-def probe(pool: Pool, other: Pool, key: str) -> None:
+def probe(pool: Pool, other: Pool, key: str = "k") -> None:
     """Make sure that no node is left in the queue and that the session still works."""
     Lock(key, other).acquire(timeout=LONG).release(wait=True)
     Runner(lambda: Lock(key, pool).acquire(timeout=LONG).release(wait=True)).result(2 * LONG)
+
+
+@pytest.fixture
+def other(make_pool: MakePool) -> Pool:
+    """Return the pool of another process."""
+    return make_pool()
+
+
+@pytest.fixture
+def lock(pool: Pool) -> Lock:
+    """Return a lock whose session and queue are there."""
+    lock = Lock("k", pool)
+    lock.acquire(timeout=LONG).release()
+    return lock
+
+
+@pytest.fixture
+def check(lock: Lock, other: Pool) -> Callable[[], None]:
+    """Return what fails unless nothing is held, and the lock can be had."""
+
+    def check() -> None:
+        assert held_stack() == list(lock._blocks) == []
+        probe(lock.pool, other)
+
+    return check
+
+
+def take_block(lock: Lock) -> None:
+    with lock:
+        pass
+
+
+def take_and_release(acquire: Callable[[], Held | None]) -> None:
+    held = None
+    try:
+        held = acquire()
+    finally:
+        if held is not None:
+            held.release()
+
+
+def lose(held: Held) -> None:
+    """Lose the lock while its node is there, as at the end of a lease."""
+    contender: Any = held._possession.contender
+    with contender.session.monitor:
+        contender.lose("a test")
 
 
 def visit_all(
@@ -181,81 +227,48 @@ BLOCK = codes(Lock.__enter__, Lock._find_block, Possession.loss)
 
 @pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 @by_instant
-def test_every_instant__uncontended(pool: Pool, make_pool: MakePool) -> None:
+def test_every_instant__uncontended(lock: Lock, check: Callable[[], None]) -> None:
     """Wherever an exception strikes between the start of `with lock` and its end, the lock is free afterwards."""
-    other = make_pool()
-    lock = Lock("k", pool)
-    with lock:
-        pass
-
-    def cycle() -> None:
-        with lock:
-            pass
-
-    def check() -> None:
-        assert held_stack() == list(lock._blocks) == []
-        probe(pool, other, "k")
-
-    assert visit_all(cycle, check) >= ACQUIRING | HOLDING | BLOCK
+    assert visit_all(lambda: take_block(lock), check) >= ACQUIRING | HOLDING | BLOCK
 
 
 @by_instant
-def test_every_instant__lost(pool: Pool, make_pool: MakePool) -> None:
+def test_every_instant__lost(lock: Lock, check: Callable[[], None]) -> None:
     """The same at the end of a block whose lock is lost, whose end raises an error of its own."""
-    other = make_pool()
-    lock = Lock("k", pool)
-    lock.acquire().release()
 
     def cycle() -> None:
         with lock as held:
-            contender: Any = held._possession.contender
-            with contender.session.monitor:
-                contender.lose("a test")
-
-    def check() -> None:
-        assert held_stack() == list(lock._blocks) == []
-        probe(pool, other, "k")
+            lose(held)
 
     assert visit_all(cycle, check, expected=(LockLost,), near=lock_module.__file__) >= codes(Lock._find_block)
 
 
 @pytest.mark.shows("faults#a-hold-is-lost-and-never-released")
 @by_instant
-def test_every_instant__lost_and_forgotten(pool: Pool, make_pool: MakePool) -> None:
+def test_every_instant__lost_and_forgotten(pool: Pool, other: Pool) -> None:
     """Wherever an exception strikes while a lost hold is replaced, its node and the new one go."""
-    other = make_pool()
     lock = Lock("k", pool, timeout=LONG)
 
     @contextlib.contextmanager
     def one_is_lost() -> Iterator[None]:
-        # Its node is there, as after the end of a lease: without the release of that the next one waits for ever.
-        held = lock.acquire(timeout=LONG)
-        contender: Any = held._possession.contender
-        with contender.session.monitor:
-            contender.lose("a test")
+        # Without the release of its node the next one waits for ever.
+        lose(lock.acquire(timeout=LONG))
         yield
-
-    def cycle() -> None:
-        with lock:
-            pass
 
     def check() -> None:
         # One that was interrupted before it was forgotten is forgotten now.
         with lock as held:
             assert held_stack() == [held]
-        probe(pool, other, "k")
+        probe(pool, other)
 
-    struck = visit_all(cycle, check, around=one_is_lost, near=held_module.__file__)
+    struck = visit_all(lambda: take_block(lock), check, around=one_is_lost, near=held_module.__file__)
     assert struck >= codes(Held._forget, Possession.drop)
 
 
 @pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 @by_instant
-def test_every_instant__nested(pool: Pool, make_pool: MakePool) -> None:
+def test_every_instant__nested(lock: Lock, check: Callable[[], None]) -> None:
     """The same for a nested hold: none is left on the node, which goes with the outer one."""
-    other = make_pool()
-    lock = Lock("k", pool)
-    lock.acquire().release()
 
     def cycle() -> None:
         held = inner = None
@@ -270,22 +283,17 @@ def test_every_instant__nested(pool: Pool, make_pool: MakePool) -> None:
                 if inner is not None:
                     inner.release()
 
-    def check() -> None:
-        assert held_stack() == []
-        probe(pool, other, "k")
-
     assert visit_all(cycle, check) >= ACQUIRING | HOLDING | codes(Held._nest, Possession.nest, Possession.drop)
 
 
 @pytest.mark.shows("guarantees#the-lock-outlives-the-commit-where-that-is-asked-for")
 @pytest.mark.django_db(transaction=True)
 @by_instant
-def test_every_instant__until_the_commit(pool: Pool, make_pool: MakePool) -> None:
+def test_every_instant__until_the_commit(pool: Pool, other: Pool) -> None:
     """The same for a lock that is kept until the end of a transaction, which is over by then.
 
     What is acquired twice for it, once for the transaction, is interrupted everywhere in the tests above.
     """
-    other = make_pool()
     lock = CommitLock("k", pool)
     lock.acquire().release()
 
@@ -295,52 +303,31 @@ def test_every_instant__until_the_commit(pool: Pool, make_pool: MakePool) -> Non
             yield
             transaction.set_rollback(True)
 
-    def cycle() -> None:
-        with lock:
-            pass
-
     def check() -> None:
-        assert held_stack() == []
-        assert not lock._blocks
-        probe(pool, other, "k")
+        assert held_stack() == list(lock._blocks) == []
+        probe(pool, other)
 
-    struck = visit_all(cycle, check, around=in_transaction, near=transactions.__file__)
+    struck = visit_all(lambda: take_block(lock), check, around=in_transaction, near=transactions.__file__)
     assert struck >= codes(
         CommitLock.__enter__, CommitLock._keep, Lock.__enter__, Lock.acquire, transactions._release_at_end
     )
 
 
 @by_instant
-def test_every_instant__in_a_job(pool: Pool, make_pool: MakePool) -> None:
+def test_every_instant__in_a_job(lock: Lock, check: Callable[[], None]) -> None:
     """The same in a job of an executor, where it takes longer to find out which owner asks.
 
     The rest, which is the same for every owner, is interrupted everywhere in the first test.
     """
-    other = make_pool()
-    lock = Lock("k", pool)
-    lock.acquire().release()
-
-    def cycle() -> None:
-        with lock:
-            pass
-
-    def check() -> None:
-        assert held_stack() == []
-        assert not lock._blocks
-        probe(pool, other, "k")
-
     with ThreadPoolExecutor(1) as executor:
-        struck = executor.submit(visit_all, cycle, check, near=owners.__file__).result(500)
+        struck = executor.submit(visit_all, lambda: take_block(lock), check, near=owners.__file__).result(500)
     assert struck >= codes(owners.caller, owners._of, owners._served)
 
 
 @by_instant
 @pytest.mark.parametrize("form", ["block", "hold", "call", "nested", "try"])
-def test_every_instant__async(pool: Pool, make_pool: MakePool, form: str) -> None:
+def test_every_instant__async(lock: Lock, check: Callable[[], None], form: str) -> None:
     """The same in a coroutine: at each instant between the beginning of its acquisition and the end of its block."""
-    other = make_pool()
-    lock = Lock("k", pool)
-    lock.acquire().release()
 
     async def body() -> None:
         if form in {"block", "nested"}:
@@ -359,10 +346,6 @@ def test_every_instant__async(pool: Pool, make_pool: MakePool, form: str) -> Non
                 if held is not None:
                     await held.arelease()
 
-    def check() -> None:
-        assert not lock._blocks
-        probe(pool, other, "k")
-
     with contextlib.closing(asyncio.new_event_loop()) as loop:
 
         def cycle() -> None:
@@ -376,13 +359,12 @@ def test_every_instant__async(pool: Pool, make_pool: MakePool, form: str) -> Non
 
 
 @by_instant
-def test_every_instant__kept_for_a_job(pool: Pool, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_instant__kept_for_a_job(
+    lock: Lock, check: Callable[[], None], other: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Wherever an exception strikes the release, the lock stays for a job that goes on, and goes at its end."""
     # It is seen in its thread, and the instants of looking at thousands of objects are all the same.
     monkeypatch.setattr(jobs, "_recent", lambda: iter(()))
-    other = make_pool()
-    lock = Lock("k", pool)
-    lock.acquire().release()
     holds: list[Held] = []
 
     @contextlib.contextmanager
@@ -407,18 +389,13 @@ def test_every_instant__kept_for_a_job(pool: Pool, make_pool: MakePool, monkeypa
     def cycle() -> None:
         holds[0].release()
 
-    def check() -> None:
-        assert held_stack() == []
-        probe(pool, other, "k")
-
     with ThreadPoolExecutor(1) as executor:
         struck = visit_all(cycle, check, around=with_a_job, near=held_module.__file__)
     assert struck >= codes(Held._keep_for_jobs, Held._let_go, Held.__init__)
 
 
-def test_time_limit_among_jobs(pool: Pool, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_limit_among_jobs(lock: Lock, other: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A time limit that strikes while the jobs of a block are looked for reaches the caller, and the lock is free."""
-    lock, other = Lock("k", pool), make_pool()
     limits = [SoftTimeLimitExceeded()]
 
     def look(*_args: object) -> list[Any]:
@@ -437,38 +414,21 @@ def test_time_limit_among_jobs(pool: Pool, make_pool: MakePool, monkeypatch: pyt
 
 @pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 @by_instant
-def test_every_instant__try(pool: Pool, make_pool: MakePool) -> None:
+def test_every_instant__try(lock: Lock, check: Callable[[], None]) -> None:
     """The same for a try and the release of its hold."""
-    other = make_pool()
-    lock = Lock("k", pool)
-
-    def cycle() -> None:
-        held = None
-        try:
-            held = lock.try_acquire()
-        finally:
-            if held is not None:
-                held.release()
-
-    def check() -> None:
-        assert held_stack() == []
-        probe(pool, other, "k")
-
-    assert visit_all(cycle, check) >= ACQUIRING - codes(Lock._acquire) | codes(Lock.try_acquire) | HOLDING
+    visited = visit_all(lambda: take_and_release(lock.try_acquire), check)
+    assert visited >= ACQUIRING - codes(Lock._acquire) | codes(Lock.try_acquire) | HOLDING
 
 
 @pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 @by_instant
 @pytest.mark.usefixtures("unhurried")
-def test_every_instant__waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
+def test_every_instant__waiting(lock: Lock, other: Pool, observer: Observer) -> None:
     """The same for a wait that ends without the lock."""
-    other = make_pool()
-    lock = Lock("k", pool)
-    lock.acquire().release()
 
     def check() -> None:
         assert held_stack() == [blocker]
-        wait_until(lambda: is_idle(pool), LONG)
+        wait_until(lambda: is_idle(lock.pool), LONG)
 
     with Lock("k", other).acquire(timeout=LONG) as blocker:
 
@@ -479,17 +439,14 @@ def test_every_instant__waiting(pool: Pool, make_pool: MakePool, observer: Obser
         assert visit_all(run_out, check, expected=(LockTimeout,)) >= ACQUIRING | codes(AutoResetEvent.wait)
         observer.wait_count(lock.paths[0], 1)
         blocker.check()
-    probe(pool, other, "k")
+    probe(lock.pool, other)
 
 
 @pytest.mark.shows("faults#a-wait-is-cancelled-at-any-instant")
 @by_instant
 @pytest.mark.usefixtures("unhurried")
-def test_every_instant__cancellable(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
+def test_every_instant__cancellable(pool: Pool, lock: Lock, other: Pool) -> None:
     """The same for waits that could be cancelled, and for one that was: nothing of them stays in what could cancel."""
-    other = make_pool()
-    lock = Lock("k", pool)
-    lock.acquire().release()
     open_, cancelled = Cancellation(), Cancellation()
     cancelled.cancel()
 
@@ -513,12 +470,7 @@ def test_every_instant__cancellable(pool: Pool, make_pool: MakePool, observer: O
     free.acquire().release()
 
     def cycle() -> None:
-        held = None
-        try:
-            held = free.acquire(timeout=LONG, cancellation=open_)
-        finally:
-            if held is not None:
-                held.release()
+        take_and_release(lambda: free.acquire(timeout=LONG, cancellation=open_))
 
     def check_free() -> None:
         assert held_stack() == []
@@ -552,13 +504,10 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @pytest.mark.parametrize("holder", ["another session", "the same session"])
 @by_instant
 def test_every_instant__waiting_and_granted(
-    pool: Pool, make_pool: MakePool, handed_over: list[bool], holder: str
+    pool: Pool, other: Pool, lock: Lock, check: Callable[[], None], handed_over: list[bool], holder: str
 ) -> None:
     """The same for a wait that ends with the lock."""
-    other = make_pool()
     blocking = other if holder == "another session" else pool
-    lock = Lock("k", pool)
-    lock.acquire(timeout=LONG).release()
 
     @contextlib.contextmanager
     def taken_until_waited_for() -> Iterator[None]:
@@ -577,26 +526,17 @@ def test_every_instant__waiting_and_granted(
             over.set()
             blocker.result(LONG)
 
-    def cycle() -> None:
-        with lock:
-            pass
-
-    def check() -> None:
-        assert held_stack() == []
-        probe(pool, other, "k")
-
-    visited = visit_all(cycle, check, around=taken_until_waited_for)
+    visited = visit_all(lambda: take_block(lock), check, around=taken_until_waited_for)
     assert visited >= ACQUIRING | HOLDING | BLOCK | codes(AutoResetEvent.wait)
     assert bool(handed_over) == (blocking is pool)
 
 
 @pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 @by_instant
-def test_every_instant__handing_over(pool: Pool, make_pool: MakePool, handed_over: list[bool]) -> None:
+def test_every_instant__handing_over(
+    pool: Pool, lock: Lock, check: Callable[[], None], handed_over: list[bool]
+) -> None:
     """Wherever an exception strikes a release, the waiter right behind, of the same session, is granted the lock."""
-    other = make_pool()
-    lock = Lock("k", pool)
-    lock.acquire(timeout=LONG).release()
     taken, busy = threading.Event(), threading.Event()
 
     def follow() -> None:
@@ -621,19 +561,14 @@ def test_every_instant__handing_over(pool: Pool, make_pool: MakePool, handed_ove
             wait_until(lambda: has_waiter(pool), LONG)
             busy.clear()
 
-    def check() -> None:
-        assert held_stack() == []
-        probe(pool, other, "k")
-
     assert visit_all(cycle, check, around=followed, near=held_module.__file__) >= HOLDING | codes(Possession.drop)
     assert handed_over
 
 
 @pytest.mark.shows("faults#an-exception-is-raised-at-any-instruction")
 @by_instant
-def test_every_instant__first_use(make_pool: MakePool) -> None:
+def test_every_instant__first_use(make_pool: MakePool, other: Pool) -> None:
     """The same for the first use of a pool, which begins its session."""
-    other = make_pool()
     pools: list[Pool] = []
 
     @contextlib.contextmanager
@@ -644,19 +579,14 @@ def test_every_instant__first_use(make_pool: MakePool) -> None:
         yield
 
     def cycle() -> None:
-        held = None
-        try:
-            held = Lock("k", pools[0]).acquire()
-        finally:
-            if held is not None:
-                held.release()
+        take_and_release(lambda: Lock("k", pools[0]).acquire())
 
     def connections() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if "zk_loop" in thread.name and thread.is_alive()]
 
     def check() -> None:
         assert held_stack() == []
-        probe(pools[0], other, "k")
+        probe(pools[0], other)
         # No session that is never closed was begun.
         wait_until(lambda: len(connections()) == before + len(pools[0].sessions()), LONG)
 
