@@ -32,7 +32,7 @@ Lose = Callable[[Held], None]
 
 @pytest.fixture(params=["expired", "broken", "suspended"])
 def pool_and_loss(request: pytest.FixtureRequest, make_pool: MakePool, observer: Observer) -> tuple[Pool, Lose]:
-    """Return a pool, and what makes a hold of it lost: without its node, or with a node that stays."""
+    """Return a pool, and what makes a hold of it lost, without its node or with one that stays, and connects again."""
     way: str = request.param
     pool = make_pool(strict=way == "suspended")
 
@@ -45,6 +45,7 @@ def pool_and_loss(request: pytest.FixtureRequest, make_pool: MakePool, observer:
             session: Any = held._possession.contender.session
             session.wire.drop("a test")
         wait_until(lambda: held.lost)
+        wait_until(lambda: all(session.connected for session in pool.sessions()))
 
     return pool, lose
 
@@ -57,12 +58,6 @@ def pool(pool_and_loss: tuple[Pool, Lose]) -> Pool:
 @pytest.fixture
 def lose(pool_and_loss: tuple[Pool, Lose]) -> Lose:
     return pool_and_loss[1]
-
-
-@pytest.fixture
-def connected(pool: Pool) -> Callable[[], None]:
-    """Return what waits until there is a connection again."""
-    return lambda: wait_until(lambda: all(session.connected for session in pool.sessions()))
 
 
 def break_here(pool: Pool, held: Held, why: str = "it hangs") -> None:
@@ -95,7 +90,6 @@ def test_forgotten(
     pool: Pool,
     make_pool: MakePool,
     lose: Lose,
-    connected: Callable[[], None],
     observer: Observer,
     caplog: pytest.LogCaptureFixture,
     reentrant: bool,
@@ -105,7 +99,6 @@ def test_forgotten(
     lock, other = Lock("k", pool, reentrant=reentrant, timeout=LONG), Lock("k", make_pool())
     lost = lock.acquire(timeout=LONG)
     lose(lost)
-    connected()
     held = again(lock)
     assert held is not None
     assert held.token > lost.token
@@ -126,16 +119,13 @@ def test_forgotten(
 
 @pytest.mark.shows("faults#a-hold-is-lost-and-never-released")
 @pytest.mark.parametrize("way", ["aacquire", "atry_acquire", "block"])
-def test_forgotten__in_a_task(
-    pool: Pool, lose: Lose, connected: Callable[[], None], observer: Observer, way: str
-) -> None:
+def test_forgotten__in_a_task(pool: Pool, lose: Lose, observer: Observer, way: str) -> None:
     """The same for a task, also for the blocking code that it waits for."""
     lock = Lock("k", pool)
 
     async def main() -> None:
         lost = await lock.aacquire(timeout=LONG)
         await asyncio.to_thread(lose, lost)
-        await asyncio.to_thread(connected)
         async with contextlib.AsyncExitStack() as stack:
             if way == "block":
                 held = await stack.enter_async_context(lock)
@@ -150,7 +140,6 @@ def test_forgotten__in_a_task(
 
         lost = await lock.aacquire(timeout=LONG)
         await asyncio.to_thread(lose, lost)
-        await asyncio.to_thread(connected)
         token = await sync_to_async(take_and_release)()
         assert token > lost.token
         assert held_stack() == []
@@ -165,14 +154,11 @@ def test_forgotten__in_a_task(
 
 @pytest.mark.shows("ownership#holds-that-are-lost")
 @pytest.mark.parametrize("wanted", [["b"], ["b", "c"], ["c", "a", "b"]])
-def test_forgotten__several_keys(
-    pool: Pool, lose: Lose, connected: Callable[[], None], observer: Observer, wanted: list[str]
-) -> None:
+def test_forgotten__several_keys(pool: Pool, lose: Lose, observer: Observer, wanted: list[str]) -> None:
     """Of several keys that were lost with one of them, each is taken anew, alone or beside others."""
     both = Lock(["a", "b"], pool)
     lost = both.acquire(timeout=LONG)
     lose(lost)
-    connected()
     with Lock(wanted, pool).acquire(timeout=LONG) as held:
         assert held.token > lost.token
         assert len(observer.children(pool.path("b"))) == 1
@@ -181,21 +167,19 @@ def test_forgotten__several_keys(
 
 
 @pytest.mark.parametrize(("first", "second"), [("read", "write"), ("write", "read"), ("exclusive", "read")])
-def test_forgotten__other_kind(pool: Pool, lose: Lose, connected: Callable[[], None], first: str, second: str) -> None:
+def test_forgotten__other_kind(pool: Pool, lose: Lose, first: str, second: str) -> None:
     """A lost hold of one kind is in the way of none."""
     lost = Lock("k", pool, rule=RULES[first]).acquire(timeout=LONG)
     lose(lost)
-    connected()
     with Lock("k", pool, rule=RULES[second]).acquire(timeout=LONG) as held:
         assert held.rule == RULES[second]
 
 
-def test_forgotten__leases(pool: Pool, lose: Lose, connected: Callable[[], None], observer: Observer) -> None:
+def test_forgotten__leases(pool: Pool, lose: Lose, observer: Observer) -> None:
     """A lost lease of a semaphore leaves its room to the next."""
     lock = Lock("k", pool, rule=semaphore(2), reentrant=False)
     lost = [lock.acquire(timeout=LONG), lock.acquire(timeout=LONG)]
     lose(lost[0])
-    connected()
     leases = [lock.acquire(timeout=LONG)]
     if not lost[1].lost:
         assert lock.try_acquire() is None
@@ -207,14 +191,11 @@ def test_forgotten__leases(pool: Pool, lose: Lose, connected: Callable[[], None]
         lease.release(wait=True)
 
 
-def test_forgotten__nested(
-    pool: Pool, lose: Lose, connected: Callable[[], None], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_forgotten__nested(pool: Pool, lose: Lose, caplog: pytest.LogCaptureFixture) -> None:
     """Holds nested in one without blocks are forgotten together."""
     lock = Lock("k", pool)
     outer, inner = lock.acquire(timeout=LONG), lock.acquire()
     lose(inner)
-    connected()
     with lock.acquire(timeout=LONG) as held:
         assert held_stack() == [held]
         for lost in (outer, inner):
@@ -223,15 +204,12 @@ def test_forgotten__nested(
     assert len(warnings_of(caplog)) == 2
 
 
-def test_forgotten__through_another_alias(
-    pool: Pool, lose: Lose, connected: Callable[[], None], observer: Observer
-) -> None:
+def test_forgotten__through_another_alias(pool: Pool, lose: Lose, observer: Observer) -> None:
     """The other alias of the same locks takes the lock anew too, and does not wait for the node that is left."""
     other = Pool("other", pool.options, tree=pool.tree)
     try:
         lost = Lock("k", pool).acquire(timeout=LONG)
         lose(lost)
-        connected()
         with Lock("k", other).acquire(timeout=LONG) as held:
             assert held.token > lost.token
             assert len(observer.children(pool.path("k"))) == 1
@@ -240,16 +218,13 @@ def test_forgotten__through_another_alias(
 
 
 @pytest.mark.shows("faults#a-hold-is-lost-and-never-released", "ownership#holds-that-are-forgotten")
-def test_forgotten__nothing_refers_to_it(
-    pool: Pool, lose: Lose, connected: Callable[[], None], make_pool: MakePool
-) -> None:
+def test_forgotten__nothing_refers_to_it(pool: Pool, lose: Lose, make_pool: MakePool) -> None:
     """A lost hold of a job that has ended is released with the last reference to it."""
     lock = Lock("k", pool)
     kept: list[Held] = []
     with ThreadPoolExecutor(1) as executor:
         executor.submit(lambda: kept.append(lock.acquire(timeout=LONG))).result(LONG)
         lose(kept[0])
-    connected()
     kept.clear()
     gc.collect()
     with Lock("k", make_pool()).acquire(timeout=LONG):
@@ -299,7 +274,6 @@ def nested(lock: Lock) -> Iterator[Held]:
 def test_block(
     pool: Pool,
     lose: Lose,
-    connected: Callable[[], None],
     observer: Observer,
     caplog: pytest.LogCaptureFixture,
     reentrant: bool,
@@ -309,7 +283,6 @@ def test_block(
     lock = Lock("k", pool)
     with contextlib.suppress(LockLost), block(lock) as lost:
         lose(lost)
-        connected()
         for again in (Lock("k", pool, reentrant=reentrant), Lock(["k", "other"], pool, reentrant=reentrant)):
             for take in (acquire, try_acquire, enter):
                 with pytest.raises(LockLost, match=r"lock 'k' was lost .* a block of it is open here: leave that"):
@@ -322,7 +295,7 @@ def test_block(
     observer.wait_empty(lock.paths[0])
 
 
-def test_block__in_a_task(pool: Pool, lose: Lose, connected: Callable[[], None]) -> None:
+def test_block__in_a_task(pool: Pool, lose: Lose) -> None:
     """The same in a task, and in the blocking code that it waits for."""
     lock = Lock("k", pool)
 
@@ -330,7 +303,6 @@ def test_block__in_a_task(pool: Pool, lose: Lose, connected: Callable[[], None])
         with pytest.raises(LockLost):  # noqa: PT012
             async with lock as lost:
                 await asyncio.to_thread(lose, lost)
-                await asyncio.to_thread(connected)
                 for take in (lock.aacquire, lock.atry_acquire, Lock("k", pool, reentrant=False).atry_acquire):
                     with pytest.raises(LockLost):
                         await take()
@@ -348,7 +320,7 @@ def test_block__in_a_task(pool: Pool, lose: Lose, connected: Callable[[], None])
 
 
 @pytest.mark.shows("ownership#holds-that-are-lost")
-def test_block__of_a_generator(pool: Pool, lose: Lose, connected: Callable[[], None]) -> None:
+def test_block__of_a_generator(pool: Pool, lose: Lose) -> None:
     """A generator that stands in its block is told of the loss when it goes on, and keeps the block open until then."""
 
     def generate() -> Iterator[Held]:
@@ -358,7 +330,6 @@ def test_block__of_a_generator(pool: Pool, lose: Lose, connected: Callable[[], N
     generator = generate()
     lost = next(generator)
     lose(lost)
-    connected()
     with pytest.raises(LockLost):
         Lock("k", pool).try_acquire()
     with pytest.raises(LockLost):
@@ -367,13 +338,12 @@ def test_block__of_a_generator(pool: Pool, lose: Lose, connected: Callable[[], N
         pass
 
 
-def test_block__of_another_thread(pool: Pool, lose: Lose, connected: Callable[[], None]) -> None:
+def test_block__of_another_thread(pool: Pool, lose: Lose) -> None:
     """A hold that was given to another thread, whose block it is, is forgotten when that block ends."""
     lock = Lock("k", pool)
     lost = lock.acquire(timeout=LONG)
     lost.__enter__()
     lose(lost)
-    connected()
     with pytest.raises(LockLost):
         lock.try_acquire()
 
@@ -386,12 +356,11 @@ def test_block__of_another_thread(pool: Pool, lose: Lose, connected: Callable[[]
         pass
 
 
-def test_block__leases(pool: Pool, lose: Lose, connected: Callable[[], None]) -> None:
+def test_block__leases(pool: Pool, lose: Lose) -> None:
     """The room that a semaphore has beside a lost lease is free; where there is none, the loss is in the way."""
     lock = Lock("k", pool, rule=semaphore(2), reentrant=False)
     with contextlib.suppress(LockLost), lock as lost:
         lose(lost)
-        connected()
         with lock.acquire(timeout=LONG), pytest.raises(LockLost):
             lock.try_acquire()
 
