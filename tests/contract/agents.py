@@ -113,6 +113,7 @@ def _coroutines(patch: pytest.MonkeyPatch) -> None:
 
 
 AGENTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "none": lambda _patch: None,
     "closure": _closure,
     "arguments": _arguments,
     "object": _object,

@@ -111,6 +111,13 @@ async def by_block(lock: Lock, body: Callable[[], Awaitable[Any]]) -> None:
         await body()
 
 
+async def by_hold(lock: Lock, holds: list[Held], *works: Work) -> None:
+    """Hold, and wait for works in threads."""
+    async with lock as held:
+        holds.append(held)
+        await asyncio.gather(*map(asyncio.to_thread, works))
+
+
 async def by_call(lock: Lock, body: Callable[[], Awaitable[Any]]) -> None:
     held = await lock.aacquire()
     try:
@@ -126,6 +133,11 @@ async def by_try(lock: Lock, body: Callable[[], Awaitable[Any]]) -> None:
         await body()
 
 
+async def by_nested(lock: Lock, body: Callable[[], Awaitable[Any]]) -> None:
+    async with lock, lock:
+        await body()
+
+
 async def by_wait_for(lock: Lock, body: Callable[[], Awaitable[Any]]) -> None:
     async with await asyncio.wait_for(lock.aacquire(), LONG):
         await body()
@@ -136,7 +148,7 @@ async def by_wait_for(lock: Lock, body: Callable[[], Awaitable[Any]]) -> None:
     "faults#a-task-no-longer-waits-for-its-thread-or-a-thread-for-its-coroutine",
 )
 @start_by
-@pytest.mark.parametrize("form", [by_block, by_call, by_try, by_wait_for])
+@pytest.mark.parametrize("form", [by_block, by_call, by_try, by_nested, by_wait_for])
 def test_cancelled(lock: Lock, observer: Observer, form: Any, start: Start) -> None:
     """The lock stays until the thread of a cancelled coroutine has ended, whatever form the block has."""
     work = Work()
@@ -158,7 +170,10 @@ def test_cancelled(lock: Lock, observer: Observer, form: Any, start: Start) -> N
 def test_cancelled__traced(
     lock: Lock, observer: Observer, start: Any, waits: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The same in a program that an agent traces, whatever it puts around the call; the log has the function."""
+    """The same in a program that an agent traces, whatever it puts around the call; the log has the function.
+
+    Thread-sensitive code of a thread that waits runs in that thread: here the one of the test.
+    """
     work = Work()
     seen: list[bool] = []
 
@@ -192,22 +207,6 @@ async def _timeout(work: Work) -> None:
         await limited()
 
 
-async def _wait_for(work: Work) -> None:
-    waiting = asyncio.create_task(asyncio.to_thread(work.begun.wait, LONG))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(asyncio.gather(waiting, asyncio.to_thread(work)), 0.5)
-    await waiting
-
-
-async def _gather(work: Work) -> None:
-    async def fail() -> None:
-        await asyncio.to_thread(work.begun.wait, LONG)
-        raise RuntimeError("the sibling has failed")
-
-    with pytest.raises(RuntimeError, match="sibling"):
-        await asyncio.gather(fail(), sync_to_async(work, thread_sensitive=False)())
-
-
 async def _task_group(work: Work) -> None:
     async def fail() -> None:
         await asyncio.to_thread(work.begun.wait, LONG)
@@ -230,11 +229,17 @@ async def _left(work: Work) -> None:
 left: list[asyncio.Task[None]] = []
 
 
+async def ended() -> None:
+    """Wait for the end of the calls that a test has left running."""
+    await asyncio.gather(*left)
+    left.clear()
+
+
 @pytest.mark.shows(
     "guarantees#a-hold-follows-the-work-into-threads",
     "faults#a-task-no-longer-waits-for-its-thread-or-a-thread-for-its-coroutine",
 )
-@pytest.mark.parametrize("body", [_timeout, _wait_for, _gather, _task_group, _left])
+@pytest.mark.parametrize("body", [_timeout, _task_group, _left])
 def test_block_ends_before_the_thread(lock: Lock, body: Callable[[Work], Awaitable[None]]) -> None:
     """It does not matter what has ended the wait for the thread, nor whether the block ends with an error."""
     work = Work()
@@ -245,8 +250,7 @@ def test_block_ends_before_the_thread(lock: Lock, body: Callable[[Work], Awaitab
         assert is_taken(lock)
         work.end()
         acquired_by_another(lock)
-        await asyncio.gather(*left)
-        left.clear()
+        await ended()
 
     asyncio.run(main())
 
@@ -274,24 +278,6 @@ def test_kinds(pool: Pool, observer: Observer, rule: Rule) -> None:
         observer.wait_empty(path)
 
 
-def test_nested(lock: Lock, observer: Observer) -> None:
-    """The thread that was started in an inner block keeps the node when the blocks around it have ended too."""
-    work = Work()
-
-    async def inner() -> None:
-        async with lock, lock:
-            await asyncio.to_thread(work)
-
-    async def main() -> None:
-        await cancel(asyncio.create_task(inner()), work)
-        assert is_taken(lock)
-        work.end()
-        acquired_by_another(lock)
-
-    asyncio.run(main())
-    observer.wait_empty(lock.paths[0])
-
-
 def test_inside_of_a_thread_that_holds(lock: Lock) -> None:
     """What a coroutine, nested in the hold of a thread, has left running keeps the lock when that thread releases."""
     work = Work()
@@ -310,27 +296,9 @@ def test_inside_of_a_thread_that_holds(lock: Lock) -> None:
         assert is_taken(lock)
         work.end()
         acquired_by_another(lock)
-        await asyncio.gather(*left)
-        left.clear()
+        await ended()
 
     asyncio.run(request())
-
-
-def test_in_the_thread_that_waits(lock: Lock, observer: Observer) -> None:
-    """Code that `async_to_sync` runs in the waiting thread, and that nothing awaits any more, keeps the lock."""
-    work = Work()
-    seen: list[bool] = []
-
-    async def main() -> None:
-        # Thread-sensitive code runs in the thread of the test, which waits.
-        await cancel(asyncio.create_task(by_block(lock, sync_to_async(work))), work)
-        seen.append(await asyncio.to_thread(is_taken, lock))
-        work.may_end.set()
-
-    async_to_sync(main)()
-    assert seen == [True]
-    assert work.ended.is_set()
-    observer.wait_empty(lock.paths[0])
 
 
 # What the thread may do.
@@ -367,13 +335,8 @@ def test_thread__checks(lock: Lock) -> None:
     holds: list[Held] = []
     work = Work(lambda: holds[0].check())  # noqa: PLW0108 - there is none yet
 
-    async def body() -> None:
-        async with lock as held:
-            holds.append(held)
-            await asyncio.to_thread(work)
-
     async def main() -> None:
-        await cancel(asyncio.create_task(body()), work)
+        await cancel(asyncio.create_task(by_hold(lock, holds, work)), work)
         with pytest.raises(NotHeld):
             holds[0].check()
         assert work.end() is None
@@ -392,13 +355,8 @@ def test_thread__lock_is_lost(lock: Lock, observer: Observer) -> None:
 
     work = Work(check)
 
-    async def body() -> None:
-        async with lock as held:
-            holds.append(held)
-            await asyncio.to_thread(work)
-
     async def main() -> None:
-        await cancel(asyncio.create_task(body()), work)
+        await cancel(asyncio.create_task(by_hold(lock, holds, work)), work)
         observer.client.delete(holds[0].node)
         assert isinstance(work.end(), LockLost)
 
@@ -431,7 +389,7 @@ def test_thread__one_of_two_that_go_on(lock: Lock, observer: Observer) -> None:
     first, second = Work(), Work(lambda: lock.acquire(timeout=LONG).release())
 
     async def main() -> None:
-        task = asyncio.create_task(by_block(lock, lambda: asyncio.gather(*map(asyncio.to_thread, [first, second]))))
+        task = asyncio.create_task(by_hold(lock, [], first, second))
         assert await asyncio.to_thread(first.begun.wait, LONG)
         await cancel(task, second)
         second.may_end.set()
@@ -454,13 +412,8 @@ def test_thread__last_of_two_that_go_on(lock: Lock) -> None:
 
     first, second = Work(), Work(reenter)
 
-    async def body() -> None:
-        async with lock as held:
-            holds.append(held)
-            await asyncio.gather(*map(asyncio.to_thread, [first, second]))
-
     async def main() -> None:
-        task = asyncio.create_task(body())
+        task = asyncio.create_task(by_hold(lock, holds, first, second))
         assert await asyncio.to_thread(first.begun.wait, LONG)
         await cancel(task, second)
         first.end()
@@ -522,8 +475,7 @@ def test_thread__waits_in_vain(pool: Pool, rule: Rule) -> None:
         assert is_taken(lock)
         second.end()
         acquired_by_another(lock)
-        await asyncio.gather(*left)
-        left.clear()
+        await ended()
 
     asyncio.run(main())
 
@@ -549,8 +501,7 @@ def test_thread__waits_in_vain_already(lock: Lock) -> None:
         assert is_taken(lock)
         second.end()
         acquired_by_another(lock)
-        await asyncio.gather(*left)
-        left.clear()
+        await ended()
 
     asyncio.run(main())
 
@@ -596,8 +547,7 @@ def test_thread__several_wait(lock: Lock, observer: Observer, by: str, count: in
             assert is_taken(lock)
             works.remove(work)
             work.may_end.set()
-        await asyncio.gather(*left)
-        left.clear()
+        await ended()
         acquired_by_another(lock)
 
     asyncio.run(main())
@@ -623,8 +573,7 @@ def test_thread__wants_more_than_is_kept(pool: Pool, observer: Observer) -> None
         await asyncio.to_thread(work.begun.wait, LONG)
         assert is_taken(writing)
         work.end()
-        await asyncio.gather(*left)
-        left.clear()
+        await ended()
         acquired_by_another(writing)
 
     asyncio.run(main())

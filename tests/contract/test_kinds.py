@@ -278,28 +278,19 @@ def test_semaphore__waiter_gives_up(contenders: Contenders) -> None:
     [
         # Each line: the limits of the contenders in the order of the queue; which ones let go; which ones hold then.
         ([2, 2, 1], [0, 1], [2]),
-        ([1, 3, 1], [0], [1]),
         ([1, 3, 1], [0, 1], [2]),
-        ([3, 3, 3, 2], [0, 1], [2, 3]),
         ([3, 3, 3, 2], [2, 1], [0, 3]),
-        ([2, 2, 3, 1], [0], [1, 2]),
         ([2, 2, 3, 1], [0, 2, 1], [3]),
-        ([4, 4, 4, 4, 2], [3, 2, 1], [0, 4]),
         # The one before the last has the lower limit, and the last does not overtake it.
         ([3, 3, 3, 1, 3], [0, 1], [2]),
         ([3, 3, 3, 1, 3], [0, 1, 2], [3]),
-        ([4, 4, 4, 4, 1, 4], [0, 1, 2, 3, 4], [5]),
         # A holder keeps its limit, whatever those behind it allow.
-        ([1, 5, 5, 5], [], [0]),
         ([2, 9, 9, 9, 9], [], [0, 1]),
-        ([2, 9, 9, 9, 9], [1], [0, 2]),
         ([2, 9, 9, 9, 9], [0], [1, 2, 3, 4]),
         # The one before the last has the higher limit, and holds although the last must wait.
         ([1, 5, 5, 5, 5, 2], [0, 1, 2, 3], [4, 5]),
-        ([5, 5, 5, 5, 5, 3], [0, 1, 2], [3, 4, 5]),
         # The one before the last waits at first; then it comes in, and then the last may too.
         ([4, 4, 4, 4, 4, 2], [0, 1, 2, 3], [4, 5]),
-        ([2, 2, 4, 4, 4, 3], [0, 1, 3], [2, 4, 5]),
     ],
 )
 def test_semaphore__limits_differ(

@@ -66,25 +66,6 @@ def test_reentrant(pool: Pool, observer: Observer, outer: str, inner: str) -> No
     assert held_stack() == []
 
 
-@pytest.mark.parametrize(("outer", "inner"), ALLOWED)
-def test_reentrant__task(pool: Pool, observer: Observer, outer: str, inner: str) -> None:
-    """The same in asyncio."""
-    lock, again = Lock("k", pool, rule=RULES[outer]), Lock("k", pool, rule=RULES[inner])
-
-    async def main() -> None:
-        async with lock as first:
-            async with again as second:
-                assert (second.node, second.token) == (first.node, first.token)
-            third = await again.atry_acquire()
-            assert third is not None
-            assert third.node == first.node
-            await third.arelease()
-            first.check()
-
-    asyncio.run(main())
-    observer.wait_empty(lock.paths[0])
-
-
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize(("outer", "inner"), REFUSED)
 def test_reentrant__stronger_inside(pool: Pool, observer: Observer, outer: str, inner: str, wait: bool) -> None:
@@ -275,13 +256,6 @@ def test_several__some_held_already(
     assert [len(observer.children(path)) for path in lock.paths] == [int(key in held_keys) for key in wanted]
 
 
-def test_several__others_inside(pool: Pool, observer: Observer) -> None:
-    """Other keys are other locks, and may be taken."""
-    with Lock(["a", "b"], pool) as outer, Lock(["c", "d"], pool) as inner:
-        assert inner.token > outer.token
-    wait_until(lambda: not any(observer.children(path) for path in (*outer.lock.paths, *inner.lock.paths)))
-
-
 def test_several__not_reentrant(pool: Pool) -> None:
     """Several keys of which one is held are refused too."""
     with Lock("a", pool):
@@ -292,27 +266,6 @@ def test_several__not_reentrant(pool: Pool) -> None:
 
 
 # Which code nests.
-
-
-@pytest.mark.parametrize("kind", RULES)
-def test_child_task(pool: Pool, kind: str) -> None:
-    """What a task holds is its own: a task that it makes meets it as any other would."""
-    lock = Lock("k", pool, rule=RULES[kind])
-
-    async def child() -> Held | None:
-        return await lock.atry_acquire()
-
-    async def main() -> None:
-        async with lock as held:
-            got = await asyncio.create_task(child())
-            if kind in {"read", "lease"}:
-                assert got is not None
-                assert got.node != held.node
-                await got.arelease()
-            else:
-                assert got is None
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("release", [lambda held: held.release(), lambda held: Runner(held.release).result()])

@@ -91,14 +91,12 @@ def test_thread__same(lock: Lock) -> None:
 
 @pytest.mark.shows("guarantees#re-entrancy-across-threads-tasks-and-processes")
 def test_thread__other(lock: Lock) -> None:
-    """A thread is another owner, also one that was started inside the block."""
+    """A thread is another owner, also one that was started inside the block, and with a copy of the context.
+
+    Python 3.14 may give one to every thread.
+    """
     with lock:
         assert Runner(lambda: ask(lock)).result() == "waits"
-
-
-def test_thread__other_with_copied_context(lock: Lock) -> None:
-    """A copy of the context carries no ownership; Python 3.14 may give one to every thread."""
-    with lock:
         context = contextvars.copy_context()
         assert Runner(lambda: context.run(ask, lock)).result() == "waits"
 
@@ -825,32 +823,24 @@ def test_sync_to_async__with_a_context_of_its_own(lock: Lock) -> None:
 
 
 def test_async_to_sync__of_the_holder(lock: Lock) -> None:
-    """A coroutine that a thread waits for re-enters what the thread holds, and what it takes is the thread's."""
+    """A coroutine that a thread waits for re-enters what the thread holds, and what it takes is the thread's.
 
-    async def take() -> Held:
-        return await lock.aacquire()
-
-    with lock:
-        assert async_to_sync(aask)(lock) == "re-enters"
-    held = async_to_sync(take)()
-    assert current("k") is held
-    assert ask(lock) == "re-enters"
-    held.release()
-
-
-def test_async_to_sync__first_thing_in_a_thread(lock: Lock) -> None:
-    """The same in a thread that has never asked before."""
+    Also of one that has never asked before.
+    """
 
     async def take() -> Held:
         return await lock.aacquire()
 
     def work() -> str:
         held = async_to_sync(take)()
+        assert current("k") is held
         answer = ask(lock)
         held.release()
         return answer
 
-    assert Runner(work).result(LONG) == "re-enters"
+    with lock:
+        assert async_to_sync(aask)(lock) == "re-enters"
+    assert [work(), Runner(work).result(LONG)] == ["re-enters", "re-enters"]
 
 
 def test_async_to_sync__of_another(lock: Lock) -> None:

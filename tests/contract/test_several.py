@@ -7,14 +7,13 @@ import bisect
 import itertools
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from django_zklock.exceptions import LockLost, LockTimeout, ZooKeeperUnavailable
-from django_zklock.zk.held import current, held_stack
+from django_zklock.exceptions import LockTimeout, ZooKeeperUnavailable
+from django_zklock.zk.held import current
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.pool import Pool
@@ -23,7 +22,7 @@ from tests.toolbox.locks.contenders import RULES
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy, requests
 from tests.toolbox.threads import Runner, waiting_in
-from tests.toolbox.timing import GRACE, LONG_SESSION, scaled, wait_until
+from tests.toolbox.timing import LONG_SESSION, scaled, wait_until
 from tests.toolbox.zookeeper.any_server import Server
 from tests.toolbox.zookeeper.observer import Observer
 
@@ -308,21 +307,6 @@ def test_aacquire__cancelled(pool: Pool, make_pool: MakePool, observer: Observer
 # Losing.
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_node_deleted__holding(make_pool: MakePool, observer: Observer, place: int) -> None:
-    """A holder that loses one key has lost them all, hears of it within a heartbeat, and lets go of the others."""
-    pool = make_pool(session_timeout=LONG_SESSION)
-    lock = Lock(["a", "b"], pool)
-    with pytest.raises(LockLost, match="its node was deleted"), lock as held:  # noqa: PT012
-        observer.client.delete(f"{lock.paths[place]}/{observer.children(lock.paths[place])[0]}")
-        began = time.monotonic()
-        wait_until(lambda: held.lost, LONG_SESSION)
-        assert time.monotonic() - began < LONG_SESSION / 6 + GRACE
-    wait_counts(observer, lock, 0, 0)
-    with lock.acquire(timeout=60) as again:
-        again.check()
-
-
 @pytest.mark.shows("faults#several-keys-in-any-order")
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("taken", ["a", "b"])
@@ -345,33 +329,6 @@ def test_node_deleted__waiting(make_pool: MakePool, observer: Observer, place: i
     with waiting.result() as held:
         assert held.token > then.token
         held.check()
-    wait_counts(observer, lock, 0, 0)
-
-
-@pytest.mark.shows("faults#a-session-ends")
-def test_session_ended__holding(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
-    """The end of the session loses all keys at once."""
-    lock = Lock(["a", "b"], pool)
-    with pytest.raises(LockLost), lock as held:  # noqa: PT012
-        observer.end_session(pool)
-        with Runner(lambda: Lock(["b", "a"], make_pool()).acquire(timeout=120)).result():
-            wait_until(lambda: held.lost)
-    assert held_stack() == []
-    lock.acquire(timeout=60).release(wait=True)
-
-
-def test_session_ended__waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
-    """A waiter whose session ends joins all queues again."""
-    lock = Lock(["a", "b"], pool)
-    taken = Lock("b", make_pool()).acquire(timeout=60)
-    waiting = waiting_in(lock)
-    wait_counts(observer, lock, 1, 2)
-    before = observer.children(lock.paths[0])
-    observer.end_session(pool)
-    wait_until(lambda: counts(observer, lock) == [1, 2] and observer.children(lock.paths[0]) != before)
-    taken.release(wait=True)
-    with waiting.result() as held:
-        assert observer.client.exists(held.node).ephemeralOwner == pool.sessions()[0].id
     wait_counts(observer, lock, 0, 0)
 
 
