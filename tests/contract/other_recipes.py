@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from abc import ABC, abstractmethod
 
 from kazoo.client import KazooClient
 from kazoo.recipe.lock import Lock, ReadLock, Semaphore, WriteLock
@@ -21,44 +20,17 @@ KAZOO_LOCKS: dict[str, tuple[type[Lock], list[str]]] = {
 CURATOR_LABELS = {"mutex": "lock-", "write": "__WRIT__", "read": "__READ__"}
 
 
-class Other(ABC):
-    """A contender with a lock that is none of ours, of one kind, at one path."""
+class OfCurator:
+    """A contender of Curator's, of one kind, at one path; ``start`` begins to wait, and ``tries`` does not wait."""
 
-    @abstractmethod
-    def start(self) -> None:
-        """Begin to wait for the lock."""
-
-    @abstractmethod
-    def wait_granted(self) -> None:
-        """Wait until what was begun has come to its end."""
-
-    @property
-    @abstractmethod
-    def waits(self) -> bool:
-        """Whether it has not come to its end."""
-
-    @abstractmethod
-    def tries(self) -> bool:
-        """Whether the lock can be had at once; if so, it is held."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Return the lock back."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the session, if it has not ended."""
-
-    def acquire(self) -> None:
-        self.start()
-        self.wait_granted()
-
-
-class OfCurator(Other):
     def __init__(self, program: Curator, hosts: str, kind: str, path: str) -> None:
         self.client = program.connect(hosts)
         self._lock = f"{kind} {path}"
         self._closed = False
+
+    def acquire(self) -> None:
+        self.start()
+        self.wait_granted()
 
     def start(self) -> None:
         self.client.send(f"acquire {self._lock}")
@@ -83,7 +55,9 @@ class OfCurator(Other):
             self.client.wait_closed()
 
 
-class OfKazoo(Other):
+class OfKazoo:
+    """One of kazoo's."""
+
     def __init__(self, hosts: str, kind: str, path: str) -> None:
         self.client = KazooClient(hosts=hosts)
         self.client.start(timeout=scaled(20))
@@ -91,6 +65,10 @@ class OfKazoo(Other):
             Semaphore(self.client, path, "kazoo") if kind == "semaphore" else kazoo_lock(self.client, kind, path)
         )
         self._waiting: Runner | None = None
+
+    def acquire(self) -> None:
+        self.start()
+        self.wait_granted()
 
     def start(self) -> None:
         self._waiting = Runner(lambda: self._lock.acquire(timeout=scaled(30)))
@@ -113,6 +91,9 @@ class OfKazoo(Other):
     def close(self) -> None:
         self.client.stop()
         self.client.close()
+
+
+Other = OfCurator | OfKazoo
 
 
 def kazoo_lock(client: KazooClient, kind: str, path: str) -> Lock:

@@ -12,7 +12,6 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from tests.contract.cancellation import BEFORE, Canceller, nothing_left
 from tests.toolbox.locks.pools import MakePool, is_idle
-from tests.toolbox.threads import Runner
 from tests.toolbox.timing import wait_until
 from tests.toolbox.zookeeper.observer import Observer
 
@@ -35,23 +34,6 @@ def test_aacquire__cancelled(pool: Pool, observer: Observer) -> None:
     asyncio.run(before_it_begins())
     observer.wait_empty(lock.paths[0])
     wait_until(lambda: nothing_left(pool))
-
-
-@pytest.mark.shows("faults#an-event-loop-is-closed-while-a-task-waits-in-it")
-def test_loop__closed_while_waiting(pool: Pool, make_pool: MakePool, observer: Observer) -> None:
-    """A loop that ends with a waiter in it disturbs neither the session nor the queue."""
-    lock = Lock("k", pool)
-
-    async def main() -> None:
-        task = asyncio.create_task(lock.aacquire())
-        await asyncio.to_thread(observer.wait_count, lock.paths[0], 2)
-        assert not task.done()
-
-    with Lock("k", make_pool()):
-        asyncio.run(main())
-        observer.wait_count(lock.paths[0], 1)
-    Runner(lambda: lock.acquire(timeout=60).release()).result()
-    wait_until(lambda: is_idle(pool))
 
 
 @pytest.mark.shows("faults#an-event-loop-is-closed-while-a-task-waits-in-it")

@@ -172,16 +172,6 @@ def test_try_acquire(small: Pool, observer: Observer, root: str) -> None:
     wait_for_nothing(small, observer, root)
 
 
-def test_nested(small: Pool) -> None:
-    """A lock that is held in another session than its home can be acquired again by its owner, without a node."""
-    take(small, ROOM)
-    before = Lock("outer", small).acquire(timeout=120)
-    counted = used(small)
-    with Lock("outer", small).acquire(timeout=120) as inner:
-        assert inner.node == before.node
-        assert used(small) == counted
-
-
 def test_several_keys(small: Pool, observer: Observer, root: str) -> None:
     """All nodes of a lock of several keys are in one session; more than the budget go into an empty one."""
     take(small, 1)

@@ -447,6 +447,16 @@ def waits(lock: Lock) -> Callable[[], bool]:
     return lambda: any(owner.acquiring(lock.paths) for owner in list(owners._owners.values()))
 
 
+async def ends_last(lock: Lock, first: Work, second: Work) -> None:
+    """Fail unless the lock is kept for the second work when the first one has ended."""
+    assert await asyncio.to_thread(second.begun.wait, LONG)
+    first.end()
+    assert is_taken(lock)
+    second.end()
+    acquired_by_another(lock)
+    await ended()
+
+
 @pytest.mark.shows("ownership#blocks-whose-threads-go-on")
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("rule", [EXCLUSIVE, READ], ids=["exclusive", "read"])
@@ -470,12 +480,7 @@ def test_thread__waits_in_vain(pool: Pool, rule: Rule) -> None:
 
     async def main() -> None:
         await body()
-        assert await asyncio.to_thread(second.begun.wait, LONG)
-        first.end()
-        assert is_taken(lock)
-        second.end()
-        acquired_by_another(lock)
-        await ended()
+        await ends_last(lock, first, second)
 
     asyncio.run(main())
 
@@ -496,12 +501,7 @@ def test_thread__waits_in_vain_already(lock: Lock) -> None:
             await asyncio.to_thread(first.begun.wait, LONG)
             await asyncio.to_thread(wait_until, waits(lock), LONG)
         end.cancel()
-        assert await asyncio.to_thread(second.begun.wait, LONG)
-        first.end()
-        assert is_taken(lock)
-        second.end()
-        acquired_by_another(lock)
-        await ended()
+        await ends_last(lock, first, second)
 
     asyncio.run(main())
 

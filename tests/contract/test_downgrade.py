@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import pytest
@@ -29,32 +28,8 @@ KEPT_OUT = [EXCLUSIVE, WRITE, semaphore(1), semaphore(3)]
 IDS = [f"{rule.kind.value}-{rule.limit or ''}" for rule in KEPT_OUT]
 
 
-class Downgrading(ABC):
-    """A client that takes the write lock at ``path``, then the read lock as well, and then releases the former."""
-
-    @abstractmethod
-    def write(self) -> None:
-        """Acquire the write lock."""
-
-    @abstractmethod
-    def read(self) -> None:
-        """Acquire the read lock, while it holds the write lock."""
-
-    @abstractmethod
-    def stop_writing(self) -> None:
-        """Release the write lock."""
-
-    @abstractmethod
-    def stop_reading(self) -> None:
-        """Release the read lock."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the session."""
-
-
-class OfCurator(Downgrading):
-    """Curator's own recipe."""
+class OfCurator:
+    """A client that takes the write lock at ``path``, then the read lock as well, by Curator's own recipe."""
 
     def __init__(self, program: Curator, hosts: str, path: str) -> None:
         self._client = program.connect(hosts)
@@ -77,7 +52,7 @@ class OfCurator(Downgrading):
         self._client.wait_closed()
 
 
-class SameNodes(Downgrading):
+class SameNodes:
     """The nodes that Curator 5.5 and later create for it, created by kazoo."""
 
     def __init__(self, hosts: str, path: str) -> None:
@@ -102,6 +77,9 @@ class SameNodes(Downgrading):
     def close(self) -> None:
         self._client.stop()
         self._client.close()
+
+
+Downgrading = OfCurator | SameNodes
 
 
 @pytest.fixture(params=[pytest.param("curator", marks=pytest.mark.once), "same nodes"])

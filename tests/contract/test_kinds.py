@@ -12,7 +12,7 @@ from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, semaphore
 from tests.contract.cancellation import BEFORE, HELD, WAITING, Canceller, nothing_left
-from tests.toolbox.locks.contenders import RULES, Contenders
+from tests.toolbox.locks.contenders import RULES, Caller, Contenders
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import scaled, wait_until
@@ -70,13 +70,8 @@ def test_kinds__timeout(make_pool: MakePool, observer: Observer, kind: str) -> N
         observer.wait_count(lock.paths[0], 1)
 
 
-@pytest.mark.shows("faults#a-session-ends")
-@pytest.mark.parametrize("kind", RULES)
-def test_kinds__session_ended_while_waiting(make_pool: MakePool, observer: Observer, kind: str) -> None:
-    """A waiter of any kind whose session ends comes back at the end of the queue, and gets its turn."""
-    contenders = Contenders(observer, make_pool)
-    holder, waiting, last = contenders.join_all(EXCLUSIVE, RULES[kind], EXCLUSIVE)
-    observer.end_session(waiting.pool)
+def expect_at_the_end(contenders: Contenders, holder: Caller, waiting: Caller, last: Caller) -> None:
+    """Fail unless a waiter whose node is gone gets its turn behind the others."""
     contenders.follow(waiting)
     contenders.expect(holder)
     holder.leave()
@@ -84,6 +79,16 @@ def test_kinds__session_ended_while_waiting(make_pool: MakePool, observer: Obser
     last.leave()
     waiting.leave()
     assert contenders.names() == []
+
+
+@pytest.mark.shows("faults#a-session-ends")
+@pytest.mark.parametrize("kind", RULES)
+def test_kinds__session_ended_while_waiting(make_pool: MakePool, observer: Observer, kind: str) -> None:
+    """A waiter of any kind whose session ends comes back at the end of the queue, and gets its turn."""
+    contenders = Contenders(observer, make_pool)
+    holder, waiting, last = contenders.join_all(EXCLUSIVE, RULES[kind], EXCLUSIVE)
+    observer.end_session(waiting.pool)
+    expect_at_the_end(contenders, holder, waiting, last)
 
 
 @pytest.mark.shows("guarantees#first-come-first-served")
@@ -92,13 +97,7 @@ def test_kinds__node_deleted_while_waiting(contenders: Contenders, kind: str) ->
     """The same when an operator deletes its node."""
     holder, waiting, last = contenders.join_all(EXCLUSIVE, RULES[kind], EXCLUSIVE)
     contenders.observer.client.delete(f"{contenders.path}/{waiting.node}")
-    contenders.follow(waiting)
-    contenders.expect(holder)
-    holder.leave()
-    contenders.expect(last)
-    last.leave()
-    waiting.leave()
-    assert contenders.names() == []
+    expect_at_the_end(contenders, holder, waiting, last)
 
 
 # In asyncio.
@@ -204,30 +203,7 @@ def test_write__gives_up(contenders: Contenders) -> None:
         reader.leave()
 
 
-def test_write__token_grows(make_pool: MakePool) -> None:
-    """Writers' tokens grow in the order in which they are granted, over exclusive locks and readers too."""
-    tokens = []
-    for rule in (WRITE, READ, EXCLUSIVE, WRITE):
-        with Lock("k", make_pool(), rule=rule).acquire(timeout=60) as held:
-            tokens.append(held.token)
-    assert tokens == sorted(set(tokens))
-
-
 # Semaphores.
-
-
-@pytest.mark.parametrize("place", range(3))
-def test_semaphore__place_given_back(contenders: Contenders, place: int) -> None:
-    """Whichever of the holders lets go, the first in the queue comes in, and no other contender."""
-    holders = contenders.join_all(*[semaphore(3)] * 3)
-    waiters = contenders.join_all(*[semaphore(3)] * 3)
-    contenders.expect(*holders)
-    holders[place].leave()
-    del holders[place]
-    contenders.expect(*holders, waiters[0])
-    for held in (*holders, *waiters):
-        held.leave()
-    assert contenders.names() == []
 
 
 def test_semaphore__order_of_waiting(contenders: Contenders) -> None:
@@ -305,22 +281,6 @@ def test_semaphore__limits_differ(
     for number in left:
         joined[number].leave()
     assert contenders.names() == []
-
-
-def test_semaphore__and_exclusive(contenders: Contenders) -> None:
-    """An exclusive lock on the key of a semaphore waits for every lease before it, and keeps out all behind it."""
-    a, b, alone, c, d, e = contenders.join_all(semaphore(2), semaphore(2), EXCLUSIVE, *[semaphore(2)] * 3)
-    contenders.expect(a, b)
-    a.leave()
-    contenders.expect(b)
-    b.leave()
-    contenders.expect(alone)
-    alone.leave()
-    contenders.expect(c, d)
-    c.leave()
-    contenders.expect(d, e)
-    d.leave()
-    e.leave()
 
 
 def test_semaphore__exclusive_gives_up(contenders: Contenders) -> None:

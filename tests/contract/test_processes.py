@@ -266,9 +266,8 @@ def test_signal__raises_at_any_instant(play: MakePlayer, make_pool: MakePool, ob
 
 
 def test_gevent(play: MakePlayer) -> None:
-    """Greenlets of a patched process exclude each other, and the hub turns while they wait."""
+    """The hub of a patched process turns while greenlets wait, and one that gives up leaves the lock free."""
     player = play("greenlets", before="from gevent import monkey; monkey.patch_all()")
-    assert player.receive() == "greenlets True True True"
     assert player.receive() == "turned True True"
     assert player.receive() == "free GeventHandler"
     assert player.wait()[0] == 0

@@ -21,11 +21,10 @@ from django_zklock.zk.node_data import LockNodeData, Removal
 from django_zklock.zk.ops import actions, search, snapshots
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import AsyncAutoResetEvent
-from tests.toolbox.locks.contenders import RULES, Contenders
+from tests.toolbox.locks.contenders import RULES
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import scaled, wait_until
-from tests.toolbox.zookeeper.observer import Observer
 
 DELETION = 14  # a multi
 LONG = "invoice:" + "x" * 500
@@ -76,17 +75,6 @@ def test_remove__one_of_several(make_pool: MakePool, kazoo_client: KazooClient, 
     held.release(wait=True)
     with Lock(["c", "b", "a"], make_pool()).acquire(60) as again:
         again.check()
-
-
-def test_remove__at_once(make_pool: MakePool, observer: Observer) -> None:
-    """A holder that has waited watches its node, and learns of its loss before the next heartbeat."""
-    contenders = Contenders(observer, make_pool)
-    first, second = contenders.join_all(RULES["exclusive"], RULES["exclusive"])
-    first.leave()
-    held = second.get()
-    take_away(make_pool(), held, "gone \x1b[2J")
-    assert loss_of(held) == "its node was deleted: gone \\x1b[2J"
-    second.leave()
 
 
 @pytest.mark.parametrize("keys", ["k", ["a", "k"]])

@@ -20,7 +20,6 @@ from django_zklock.zk.listener import LockListener
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.queue import semaphore
 from tests.toolbox.django.layer import Ensemble, Recorder
 from tests.toolbox.locks.contenders import RULES, Contenders, settle
 from tests.toolbox.locks.pools import MakePool
@@ -92,19 +91,6 @@ def test_ask__waiting(make_pool: MakePool, observer: Observer, kind: str) -> Non
     second.leave()
     assert third.get().revoked is None
     third.leave()
-
-
-def test_ask__lease_before_the_next(make_pool: MakePool, observer: Observer) -> None:
-    """A revoke request in the node of a waiting lease does not stop the waiters behind it."""
-    contenders = Contenders(observer, make_pool)
-    a, b, asked, last = contenders.join_all(*[semaphore(2)] * 4)
-    actions.revoke(make_pool(), f"{contenders.path}/{asked.node}", "please", timeout=60)
-    a.leave()
-    contenders.expect(b, asked)
-    b.leave()
-    contenders.expect(asked, last)
-    for each in (asked, last):
-        each.leave()
 
 
 def test_ask__twice(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:

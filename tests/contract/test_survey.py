@@ -46,14 +46,6 @@ def test_queue__nobody(pool: Pool) -> None:
         snapshots.one_lock(pool, "", timeout=60)
 
 
-def test_queues__long_key(pool: Pool) -> None:
-    """A key that is too long for a node name is returned whole."""
-    key = "/%\n\N{PARTY POPPER}..\0" * 80
-    with Lock(key, pool):
-        assert [queue.key for queue in search.find(pool, timeout=60)] == [key]
-        assert snapshots.one_lock(pool, key, timeout=60).holders
-
-
 def test_queues__hostile(pool: Pool, observer: Observer) -> None:
     """Names and data of other clients are reported unchanged, and cause no error."""
     root = pool.options.root
