@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
 import sys
 import textwrap
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +11,10 @@ from typing import Any
 import pytest
 
 from tests import conftest
-from tests.toolbox.processes.process import Process, StartError
+from tests.toolbox.processes.process import Process
 from tests.toolbox.processes.project import ProjectProcess
-from tests.toolbox.processes.stacks import HERE, STACKS, Stacks
-from tests.toolbox.processes.stacks.sitecustomize import VARIABLE
-from tests.toolbox.timing import scaled, wait_until
+from tests.toolbox.processes.stacks import STACKS, Stacks
+from tests.toolbox.timing import scaled
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = pytest.mark.once
@@ -113,69 +108,12 @@ def test_greenlets(library: str) -> None:
     assert found.count(" in stalled_greenlet\n") == 1
 
 
-def test_no_python_code(stacks: Stacks) -> None:
-    """A process whose main thread does not come back to Python code tells its threads, and nothing of greenlets."""
-    stacks.timeout = scaled(1)
-    found = stacks_of(
-        Program(
-            """
-            import itertools
-            def stalled_call(): sum(itertools.repeat(0))
-            print("ready", flush=True)
-            stalled_call()
-            """
-        )
-    )
-    assert f"no more than this within {stacks.timeout:g} s, as it runs no Python code" in found
-    assert " in stalled_call\n" in found
-
-
-@pytest.mark.usefixtures("stacks")
-def test_stopped() -> None:
-    """A stopped process answers nothing, which is told."""
-    program = Program("import time; print('ready', flush=True); time.sleep(1000)")
-    assert "it is stopped, and answers nothing" in stacks_of(program, pause=True)
-
-
-@pytest.mark.usefixtures("stacks")
-def test_never_ready() -> None:
-    """The error of a process that does not get ready has its stacks."""
-    program = Program("import time\ndef stalled_start(): print('begun', flush=True); time.sleep(1000)\nstalled_start()")
-    program.launch()
-    wait_until(lambda: "begun" in program.log_tail())
-    with closing(program), pytest.raises(StartError) as caught:
-        program.wait_ready(0)
-    assert " in stalled_start\n" in "\n".join(caught.value.__notes__)
-
-
-@pytest.mark.usefixtures("stacks")
-@pytest.mark.celery
-def test_worker(tmp_path: Path) -> None:
-    """A worker of Celery tells the stacks of its main process and of those of its pool."""
-    from tests.toolbox.celery.worker import Worker
-
-    environment = {"CELERY_BROKER_URL": "", "TESTPROJECT_BROKER_DIR": str(tmp_path)}
-    found = stacks_of(Worker(concurrency=2, environment=environment))
-    assert re.search(r'celery/worker/loops.py", line \d+ in \w*loop\n', found)
-    assert len(re.findall(r'billiard/pool.py", line \d+ in workloop\n', found)) == 2
-
-
 @pytest.mark.usefixtures("stacks")
 @pytest.mark.zookeeper
 def test_zookeeper() -> None:
     """ZooKeeper tells the threads of its virtual machine; a stopped one answers nothing, which is told."""
     assert "org.apache.zookeeper.server.quorum.QuorumPeerMain.main(" in stacks_of(ZooKeeper())
     assert "java: it is stopped, and answers nothing" in stacks_of(ZooKeeper(), pause=True)
-
-
-def test_another_program(stacks: Stacks) -> None:
-    """A program that knows nothing of this is named, and lives on."""
-    with subprocess.Popen(["sleep", "1000"]) as other:
-        with pytest.raises(AssertionError) as caught, stacks.of_failure():
-            raise AssertionError("in vain")
-        assert f"Process {other.pid}, sleep: it has no stacks to tell" in caught.value.__notes__
-        assert other.poll() is None
-        other.kill()
 
 
 @pytest.mark.parametrize("error", [AssertionError, pytest.skip.Exception, KeyboardInterrupt])
@@ -211,23 +149,6 @@ def test_timeout(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("-p", "tests.conftest", "-p", "no:randomly", "-p", "no:hypothesispytest")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"*Timeout*{scaled(60):g}*", "E * in stalled"])
-
-
-def test_sitecustomize__hides_none(tmp_path: Path) -> None:
-    """A module of that name which the process has anyway is run too."""
-    tmp_path.joinpath("sitecustomize.py").write_text("print('also this')")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([HERE, str(tmp_path)])}
-    said = subprocess.run([sys.executable, "-c", ""], env=environment, capture_output=True, text=True, check=True)
-    assert (said.stdout, said.stderr) == ("also this\n", "")
-
-
-@pytest.mark.parametrize("path", ["/proc/1/fd/999", None])
-def test_sitecustomize__nobody_asks(path: str | None) -> None:
-    """A process that outlives its test, or is started without one, starts as usual."""
-    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    environment |= {"PYTHONPATH": HERE} | ({VARIABLE: path} if path else {})
-    said = subprocess.run([sys.executable, "-c", ""], env=environment, capture_output=True, text=True, check=True)
-    assert (said.stdout, said.stderr) == ("", "")
 
 
 def test_summary__is_one_line() -> None:

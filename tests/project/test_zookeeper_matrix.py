@@ -106,15 +106,6 @@ def test_fetch_release__another_version(tmp_path: Path) -> None:
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_fetch_release__index_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What pip says is told, and nothing is left that would be taken for a release the next time."""
-    failed = subprocess.CompletedProcess([], 1, "", "no such package")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(SourceError, match="no such package"):
-        fetch_release("3.9.3", tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.fixture
 def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder that stands for Debian's jars, beside the fetched release ``home``."""
