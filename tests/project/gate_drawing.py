@@ -112,9 +112,6 @@ A task is queued until its worker has a free slot, then it waits in the queue of
     contender after a second, and acquires it again in its slot."""
 
 
-PAIRS = [pair for pairs, *_ in BOXES.values() for pair in pairs]
-
-
 def box_of(pair: Pair) -> str:
     """Return the name of the box that a pair is in."""
     (name,) = (name for name, (pairs, *_) in BOXES.items() if pair in pairs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from django.dispatch import Signal
 
@@ -11,17 +10,7 @@ import django_zklock
 from django_zklock import signals, testing
 from django_zklock.exceptions import ZkLockError
 from django_zklock.testing import plugin
-
-ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
-
-
-def text_of(page: str) -> str:
-    return (DOCS / page).read_text(encoding="utf-8")
-
-
-def sections(page: str) -> set[str]:
-    return set(re.findall(r"^## (.+)$", text_of(page), flags=re.MULTILINE))
+from tests.project.reference_pages import sections
 
 
 def is_error(name: str) -> bool:
@@ -32,31 +21,27 @@ def is_error(name: str) -> bool:
 def test_api__has_every_public_name() -> None:
     """Each name that can be imported from the package has its section, and so has RetryLater."""
     names = {name for name in django_zklock.__all__ if not is_error(name)}
-    assert names | {"Lock", "Held", "Conflict", "RetryLater"} <= sections("reference/api.md")
+    assert names | {"Lock", "Held", "Conflict", "RetryLater"} <= {*sections("api.md")}
 
 
 def test_errors__has_every_error() -> None:
     """The page of errors describes the errors of the package, and no others."""
-    assert sections("reference/errors.md") == {name for name in django_zklock.__all__ if is_error(name)}
+    assert {*sections("errors.md")} == {name for name in django_zklock.__all__ if is_error(name)}
 
 
 def test_signals__has_every_signal() -> None:
     """The page of signals describes all signals, and no others."""
-    assert sections("reference/signals.md") == {
-        name for name, value in vars(signals).items() if isinstance(value, Signal)
-    }
+    assert {*sections("signals.md")} == {name for name, value in vars(signals).items() if isinstance(value, Signal)}
 
 
 def test_testing__has_every_public_name() -> None:
     """The page about testing has what can be imported for it, the fixtures and the options, and nothing else."""
-    assert sections("reference/testing.md") == {*testing.__all__, "Fixtures", "Options of pytest"}
+    assert {*sections("testing.md")} == {*testing.__all__, "Fixtures", "Options of pytest"}
 
 
 def test_testing__has_every_fixture() -> None:
     """Each fixture of the plugin is in the list, and no other."""
-    listed = re.search(r"^## Fixtures$(.*?)^## ", text_of("reference/testing.md"), re.MULTILINE | re.DOTALL)
-    assert listed
-    assert set(re.findall(r"^`(\w+)`$", listed[1], re.MULTILINE)) == {
+    assert set(re.findall(r"^`(\w+)`$", sections("testing.md")["Fixtures"], re.MULTILINE)) == {
         name
         for name, value in vars(plugin).items()
         if isinstance(value, type(plugin.zookeeper)) and not name.startswith("_")
@@ -72,7 +57,7 @@ def test_testing__has_every_option() -> None:
             added.append((name, default))
 
     plugin.pytest_addoption(Parser())  # type: ignore[arg-type]
-    listed = text_of("reference/testing.md").partition("## Options of pytest")[2].partition("\n## ")[0]
+    listed = sections("testing.md")["Options of pytest"]
     assert re.findall(r"^`(\w+)`$", listed, re.MULTILINE) == [name for name, _ in added]
     assert all(f"The default is `{default}`." in listed for _, default in added)
     assert all(f"`{when}`" in listed for when in plugin.WHEN)
@@ -80,5 +65,5 @@ def test_testing__has_every_option() -> None:
 
 def test_testing__has_every_request() -> None:
     """Each request has the name that faults and the log use."""
-    page = text_of("reference/testing.md").partition("## Opcode")[2]
+    page = sections("testing.md")["Opcode"]
     assert set(re.findall(r"`(\w+)`", page)) >= {opcode.label for opcode in testing.Opcode}

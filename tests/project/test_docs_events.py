@@ -60,19 +60,18 @@ def events() -> set[tuple[str, str]]:
     return found
 
 
-def documented() -> set[tuple[str, str]]:
-    """Return the logger and the name of each row of the page."""
-    return {
-        (logger, line.split("`")[1])
-        for logger, text in sections("log-events.md").items()
-        for line in text.splitlines()
-        if line.startswith("| `")
-    }
+# The levels of each row of the page, by the logger and the name of the event.
+ROWS = {
+    (logger, line.split("`")[1]): line.split("|")[2]
+    for logger, text in sections("log-events.md").items()
+    for line in text.splitlines()
+    if line.startswith("| `")
+}
 
 
 def test_events__are_those_of_the_code() -> None:
     """An operator's search for an event of a log finds it on the page, below its logger."""
-    assert documented() == events()
+    assert ROWS.keys() == events()
 
 
 def test_texts__have_an_event() -> None:
@@ -96,14 +95,8 @@ def written_levels() -> dict[tuple[str, str], set[str]]:
 def test_levels() -> None:
     """The page names the levels of each event."""
     levels = written_levels()
-    rows = {
-        (logger, line.split("`")[1]): line.split("|")[2]
-        for logger, text in sections("log-events.md").items()
-        for line in text.splitlines()
-        if line.startswith("| `")
-    }
     wrong = [
-        (*event, level) for event, row in rows.items() for level in levels.get(event, ()) if f"`{level}`" not in row
+        (*event, level) for event, row in ROWS.items() for level in levels.get(event, ()) if f"`{level}`" not in row
     ]
-    assert len(levels) > len(rows) / 2
+    assert len(levels) > len(ROWS) / 2
     assert wrong == []

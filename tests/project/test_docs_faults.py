@@ -72,14 +72,6 @@ def test_with_tests() -> None:
     assert after.endswith("</ul></details>\n\n## It lives\n")
 
 
-def test_find_tests(tmp_path: Path) -> None:
-    """A test is found by its marker, however many sections it shows."""
-    (tmp_path / "tests").mkdir()
-    marked = '@pytest.mark.shows("faults#a", "faults#b")\n@pytest.mark.slow\ndef test_x():\n    pass\n'
-    (tmp_path / "tests" / "test_it.py").write_text(f"{marked}\nasync def test_y():\n    pass\n")
-    assert find_tests(tmp_path) == {"faults#a": ["tests/test_it.py::test_x"], "faults#b": ["tests/test_it.py::test_x"]}
-
-
 def test_main(capsys: pytest.CaptureFixture[str]) -> None:
     """The tests of a section are printed as pytest takes them, those of a page with the sections."""
     main(["faults#it-dies"])

@@ -22,11 +22,6 @@ def test_page__has_the_table() -> None:
     assert gate_drawing.PAGE.read_text(encoding="utf-8") == gate_drawing.page()
 
 
-def test_boxes__have_each_pair_once() -> None:
-    """Each pair that is not the last one is in one box."""
-    assert sorted(map(str, gate_drawing.PAIRS)) == sorted(str(pair) for pair in STATES if pair.phase is not Phase.OVER)
-
-
 def test_steps__end() -> None:
     """From each pair there is a way to the end, each pair can be reached, and no step leads out of the end."""
     found = {pair for made in STEPS.values() for pair in made.values()}

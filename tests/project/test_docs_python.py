@@ -37,7 +37,7 @@ from django_zklock import (
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.lock import Lock
 from tests.project.doc_blocks import ROOT, Block, execute, runs
-from tests.toolbox.django.layer import Ensemble, OtherClient
+from tests.toolbox.django.layer import Ensemble, OtherClient, Recorder
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import scaled, wait_until
 
@@ -75,6 +75,11 @@ def use(value: dict[str, dict[str, Any]], settings: Settings) -> None:
     settings.ZKLOCK = value
     for alias in value:
         conf.options(alias)
+
+
+def acquired(recorder: Recorder) -> list[dict[str, Any]]:
+    """Return what the signal says of each lock that was acquired."""
+    return [facts for name, facts, _thread in recorder.seen if name == "acquired"]
 
 
 def python(program: str, hosts: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -218,21 +223,16 @@ assert zk_lock("left-by-a-child").try_acquire() is not None
 
 
 @runs("docs/howto/install.md", language="python")
-def test_install(blocks: Blocks, names: dict[str, Any], settings: Settings, testserver: ZooKeeperServer) -> None:
+def test_install(
+    blocks: Blocks, names: dict[str, Any], settings: Settings, testserver: ZooKeeperServer, recorder: Recorder
+) -> None:
     """The settings can be used, the lock is one of the second alias, and kazoo logs only warnings."""
     first, aliases, lock, log = blocks
     use(execute([first], {})["ZKLOCK"], settings)
     use(execute([aliases], {})["ZKLOCK"], settings)
     settings.ZKLOCK["reports"]["HOSTS"] = testserver.hosts
-    keys: list[str] = []
-
-    def record(sender: object, key: str, alias: str, **_: object) -> None:
-        keys.append(f"{key} of {alias}")
-
-    signals.acquired.connect(record)
     execute([lock], names)
-    signals.acquired.disconnect(record)
-    assert keys == ["nightly of reports"]
+    assert [(facts["key"], facts["alias"]) for facts in acquired(recorder)] == [("nightly", "reports")]
     kazoo = logging.getLogger("django_zklock.kazoo")
     level = kazoo.level
     try:
@@ -387,7 +387,11 @@ class OtherLock:
 @pytest.mark.celery
 @runs("docs/howto/migrate.md", language="python")
 def test_migrate(
-    blocks: Blocks, names: dict[str, Any], other_client: OtherClient, monkeypatch: pytest.MonkeyPatch
+    blocks: Blocks,
+    names: dict[str, Any],
+    other_client: OtherClient,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """While both locks are taken, ours is taken inside of the other one; after that it is the only one."""
     celery = pytest.importorskip("celery")
@@ -424,15 +428,9 @@ def test_migrate(
     acquire("ttl", 60).release()
 
     Status = enum.Enum("Status", {"PAID": "paid"}, type=str)  # noqa: N806 - a class
-    keys: list[tuple[str, ...]] = []
-
-    def record(sender: object, held: Any, **_: object) -> None:
-        keys.append(held.keys)
-
-    signals.acquired.connect(record)
     for block, value in ((old_and_new, Status.PAID), (old_and_new, "paid"), (new, Status.PAID), (new, "paid")):
         execute([block], {"Status": Status, **names})["close_orders"](value)
-    signals.acquired.disconnect(record)
+    keys = [facts["held"].keys for facts in acquired(recorder) if facts["key"].startswith("orders")]
     assert keys == [("orders:Status.PAID", "orders:paid")] * 2 + [("orders:paid",)] * 2
 
     pairs = zip(blocks[::2], blocks[1::2], strict=True)
@@ -608,24 +606,17 @@ def test_views(blocks: Blocks, names: dict[str, Any], other_client: OtherClient)
 
 
 @runs("docs/reference/checks.md", language="python")
-def test_checks(blocks: Blocks, names: dict[str, Any]) -> None:
+def test_checks(blocks: Blocks, names: dict[str, Any], recorder: Recorder) -> None:
     """The receiver is called under its lock, and no check complains."""
     from django.core.signals import setting_changed
 
-    keys: list[str] = []
-
-    def record(sender: object, key: str, **_: object) -> None:
-        keys.append(key)
-
     reload = execute(blocks, names)["reload"]
-    signals.acquired.connect(record)
     try:
         assert checks.check_registrations() == []
         setting_changed.send(object, setting="DEBUG", value=True, enter=True)
     finally:
         setting_changed.disconnect(reload)
-        signals.acquired.disconnect(record)
-    assert keys == ["settings:DEBUG"]
+    assert [facts["key"] for facts in acquired(recorder)] == ["settings:DEBUG"]
 
 
 @pytest.mark.usefixtures("ensemble")

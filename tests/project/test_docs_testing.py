@@ -49,11 +49,6 @@ def test_examples__none_is_left_out(blocks: list[Block]) -> None:
     assert {*TESTS, *rest} == EXAMPLES.keys()
 
 
-def test_ten_lines() -> None:
-    """The first tests are ten lines."""
-    assert len([line for line in EXAMPLES["test_ten_lines.py"].splitlines() if line]) == 10
-
-
 def test_examples__pass(project: Shop) -> None:
     """The tests of the how-to pass."""
     project.write_all({name: EXAMPLES[name] for name in TESTS})
