@@ -57,17 +57,14 @@ def test_loop__closed_with_a_waiter(pool: Pool, make_pool: MakePool, observer: O
     assert not waiting.done()
 
 
-def test_held__async_with(pool: Pool, observer: Observer) -> None:
+async def test_held__async_with(pool: Pool, observer: Observer) -> None:
     """`async with await lock.aacquire()` releases at the end, and reports a loss."""
     lock = Lock("k", pool)
 
-    async def main() -> None:
+    async with await lock.aacquire() as held:
+        held.check()
+    assert held.released
+    with pytest.raises(LockLost):
         async with await lock.aacquire() as held:
-            held.check()
-        assert held.released
-        with pytest.raises(LockLost):
-            async with await lock.aacquire() as held:
-                await asyncio.to_thread(pool.close)
-
-    asyncio.run(main())
+            await asyncio.to_thread(pool.close)
     observer.wait_empty(lock.paths[0])

@@ -200,18 +200,15 @@ def test_several_keys__node_deleted(small: Pool, observer: Observer, make_pool: 
     wait_for_nothing(small, observer, root)
 
 
-def test_herd__opens_what_is_needed(small: Pool, observer: Observer, root: str) -> None:
+async def test_herd__opens_what_is_needed(small: Pool, observer: Observer, root: str) -> None:
     """Of many contenders that find the session full at once, one starts the next session, and the others use it."""
 
-    async def main() -> None:
-        locks = [Lock(str(number), small) for number in range(10, 10 + 10 * ROOM)]
-        held = await asyncio.gather(*(lock.aacquire(timeout=60) for lock in locks))
-        assert len(small.sessions()) == 10
-        assert set(Counter(owners(observer, held)).values()) == {ROOM}
-        for each in held:
-            await each.arelease()
-
-    asyncio.run(main())
+    locks = [Lock(str(number), small) for number in range(10, 10 + 10 * ROOM)]
+    held = await asyncio.gather(*(lock.aacquire(timeout=60) for lock in locks))
+    assert len(small.sessions()) == 10
+    assert set(Counter(owners(observer, held)).values()) == {ROOM}
+    for each in held:
+        await each.arelease()
     wait_for_nothing(small, observer, root)
 
 

@@ -243,36 +243,33 @@ def test_cancel__with_the_grant(pool: Pool, make_pool: MakePool, observer: Obser
     assert set(outcomes) <= {"held", "cancelled"}
 
 
-def test_cancel__task(taken: Lock, observer: Observer) -> None:
+async def test_cancel__task(taken: Lock, observer: Observer) -> None:
     """A task goes on after the error, and is not cancelled itself; any thread and any loop may end its wait."""
 
-    async def main() -> None:
-        def from_a_thread(cancellation: Cancellation) -> None:
-            observer.wait_count(taken.paths[0], 2)
+    def from_a_thread(cancellation: Cancellation) -> None:
+        observer.wait_count(taken.paths[0], 2)
+        cancellation.cancel()
+
+    def from_a_loop(cancellation: Cancellation) -> None:
+        async def cancel() -> None:
             cancellation.cancel()
 
-        def from_a_loop(cancellation: Cancellation) -> None:
-            async def cancel() -> None:
-                cancellation.cancel()
+        observer.wait_count(taken.paths[0], 2)
+        asyncio.run(cancel())
 
-            observer.wait_count(taken.paths[0], 2)
-            asyncio.run(cancel())
-
-        for way in (from_a_thread, from_a_loop):
-            cancellation = Cancellation()
-            canceller = Runner(partial(way, cancellation))
-            with pytest.raises(LockCancelled):
-                await taken.aacquire(cancellation=cancellation)
-            await asyncio.to_thread(canceller.result)
+    for way in (from_a_thread, from_a_loop):
         cancellation = Cancellation()
-        asyncio.get_running_loop().call_later(0.05, cancellation.cancel)
+        canceller = Runner(partial(way, cancellation))
         with pytest.raises(LockCancelled):
             await taken.aacquire(cancellation=cancellation)
-        task = asyncio.current_task()
-        assert task is not None
-        assert not task.cancelling()
-
-    asyncio.run(main())
+        await asyncio.to_thread(canceller.result)
+    cancellation = Cancellation()
+    asyncio.get_running_loop().call_later(0.05, cancellation.cancel)
+    with pytest.raises(LockCancelled):
+        await taken.aacquire(cancellation=cancellation)
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
     observer.wait_count(taken.paths[0], 1)
 
 

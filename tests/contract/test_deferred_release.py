@@ -149,18 +149,15 @@ async def by_wait_for(lock: Lock, body: Callable[[], Awaitable[Any]]) -> None:
 )
 @start_by
 @pytest.mark.parametrize("form", [by_block, by_call, by_try, by_nested, by_wait_for])
-def test_cancelled(lock: Lock, observer: Observer, form: Any, start: Start) -> None:
+async def test_cancelled(lock: Lock, observer: Observer, form: Any, start: Start) -> None:
     """The lock stays until the thread of a cancelled coroutine has ended, whatever form the block has."""
     work = Work()
 
-    async def main() -> None:
-        await cancel(asyncio.create_task(form(lock, lambda: start(work))), work)
-        assert is_taken(lock)
-        observer.wait_count(lock.paths[0], 1)
-        work.end()
-        acquired_by_another(lock)
-
-    asyncio.run(main())
+    await cancel(asyncio.create_task(form(lock, lambda: start(work))), work)
+    assert is_taken(lock)
+    observer.wait_count(lock.paths[0], 1)
+    work.end()
+    acquired_by_another(lock)
     observer.wait_empty(lock.paths[0])
 
 
@@ -240,40 +237,34 @@ async def ended() -> None:
     "faults#a-task-no-longer-waits-for-its-thread-or-a-thread-for-its-coroutine",
 )
 @pytest.mark.parametrize("body", [_timeout, _task_group, _left])
-def test_block_ends_before_the_thread(lock: Lock, body: Callable[[Work], Awaitable[None]]) -> None:
+async def test_block_ends_before_the_thread(lock: Lock, body: Callable[[Work], Awaitable[None]]) -> None:
     """It does not matter what has ended the wait for the thread, nor whether the block ends with an error."""
     work = Work()
 
-    async def main() -> None:
-        async with lock:
-            await body(work)
-        assert is_taken(lock)
-        work.end()
-        acquired_by_another(lock)
-        await ended()
-
-    asyncio.run(main())
+    async with lock:
+        await body(work)
+    assert is_taken(lock)
+    work.end()
+    acquired_by_another(lock)
+    await ended()
 
 
 RULES = {"exclusive": EXCLUSIVE, "read": READ, "semaphore": semaphore(1)}
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
-def test_kinds(pool: Pool, observer: Observer, rule: Rule) -> None:
+async def test_kinds(pool: Pool, observer: Observer, rule: Rule) -> None:
     """Locks of all kinds, and of several keys, stay as long as the thread."""
     keys = ["a", "b"] if rule is EXCLUSIVE else "a"
     lock, other = Lock(keys, pool, rule=rule), Lock("a", pool)
     work = Work()
 
-    async def main() -> None:
-        await cancel(asyncio.create_task(by_block(lock, lambda: asyncio.to_thread(work))), work)
-        for path in lock.paths:
-            observer.wait_count(path, 1)
-        assert is_taken(other)
-        work.end()
-        acquired_by_another(other)
-
-    asyncio.run(main())
+    await cancel(asyncio.create_task(by_block(lock, lambda: asyncio.to_thread(work))), work)
+    for path in lock.paths:
+        observer.wait_count(path, 1)
+    assert is_taken(other)
+    work.end()
+    acquired_by_another(other)
     for path in lock.paths:
         observer.wait_empty(path)
 
@@ -305,7 +296,7 @@ def test_inside_of_a_thread_that_holds(lock: Lock) -> None:
 
 
 @start_by
-def test_thread__takes_the_lock(lock: Lock, start: Start) -> None:
+async def test_thread__takes_the_lock(lock: Lock, start: Start) -> None:
     """The thread re-enters the lock that is kept for it, and its token is the same."""
     tokens: list[int] = []
 
@@ -321,31 +312,25 @@ def test_thread__takes_the_lock(lock: Lock, start: Start) -> None:
             tokens.append(held.token)
             await start(work)
 
-    async def main() -> None:
-        await cancel(asyncio.create_task(body()), work)
-        assert await asyncio.to_thread(work.end) == tokens * 2
-        acquired_by_another(lock)
-
-    asyncio.run(main())
+    await cancel(asyncio.create_task(body()), work)
+    assert await asyncio.to_thread(work.end) == tokens * 2
+    acquired_by_another(lock)
 
 
 @pytest.mark.shows("ownership#blocks-whose-threads-go-on")
-def test_thread__checks(lock: Lock) -> None:
+async def test_thread__checks(lock: Lock) -> None:
     """To the thread the hold of its block is held; to all others it is released."""
     holds: list[Held] = []
     work = Work(lambda: holds[0].check())  # noqa: PLW0108 - there is none yet
 
-    async def main() -> None:
-        await cancel(asyncio.create_task(by_hold(lock, holds, work)), work)
-        with pytest.raises(NotHeld):
-            holds[0].check()
-        assert work.end() is None
-
-    asyncio.run(main())
+    await cancel(asyncio.create_task(by_hold(lock, holds, work)), work)
+    with pytest.raises(NotHeld):
+        holds[0].check()
+    assert work.end() is None
 
 
 @pytest.mark.shows("ownership#blocks-whose-threads-go-on")
-def test_thread__lock_is_lost(lock: Lock, observer: Observer) -> None:
+async def test_thread__lock_is_lost(lock: Lock, observer: Observer) -> None:
     """The thread learns that the lock that is kept for it is lost."""
     holds: list[Held] = []
 
@@ -355,17 +340,14 @@ def test_thread__lock_is_lost(lock: Lock, observer: Observer) -> None:
 
     work = Work(check)
 
-    async def main() -> None:
-        await cancel(asyncio.create_task(by_hold(lock, holds, work)), work)
-        observer.client.delete(holds[0].node)
-        assert isinstance(work.end(), LockLost)
-
-    asyncio.run(main())
+    await cancel(asyncio.create_task(by_hold(lock, holds, work)), work)
+    observer.client.delete(holds[0].node)
+    assert isinstance(work.end(), LockLost)
     acquired_by_another(lock)
 
 
 @pytest.mark.shows("ownership#blocks-whose-threads-go-on")
-def test_thread__releases(lock: Lock) -> None:
+async def test_thread__releases(lock: Lock) -> None:
     """A thread that was handed the hold releases it when it wants, and not at its end."""
     work = Work()
 
@@ -373,36 +355,30 @@ def test_thread__releases(lock: Lock) -> None:
         held.release()
         work()
 
-    async def main() -> None:
-        held = await lock.aacquire()
-        job = asyncio.create_task(asyncio.to_thread(release, held))
-        assert await asyncio.to_thread(work.begun.wait, LONG)
-        await asyncio.to_thread(acquired_by_another, lock)
-        work.end()
-        await job
-
-    asyncio.run(main())
+    held = await lock.aacquire()
+    job = asyncio.create_task(asyncio.to_thread(release, held))
+    assert await asyncio.to_thread(work.begun.wait, LONG)
+    await asyncio.to_thread(acquired_by_another, lock)
+    work.end()
+    await job
 
 
-def test_thread__one_of_two_that_go_on(lock: Lock, observer: Observer) -> None:
+async def test_thread__one_of_two_that_go_on(lock: Lock, observer: Observer) -> None:
     """While the lock is kept for two threads neither takes it again; it then waits, and gets it after the other one."""
     first, second = Work(), Work(lambda: lock.acquire(timeout=LONG).release())
 
-    async def main() -> None:
-        task = asyncio.create_task(by_hold(lock, [], first, second))
-        assert await asyncio.to_thread(first.begun.wait, LONG)
-        await cancel(task, second)
-        second.may_end.set()
-        observer.wait_count(lock.paths[0], 2)
-        assert not second.ended.is_set()
-        first.end()
-        assert second.end() is None
-
-    asyncio.run(main())
+    task = asyncio.create_task(by_hold(lock, [], first, second))
+    assert await asyncio.to_thread(first.begun.wait, LONG)
+    await cancel(task, second)
+    second.may_end.set()
+    observer.wait_count(lock.paths[0], 2)
+    assert not second.ended.is_set()
+    first.end()
+    assert second.end() is None
     observer.wait_empty(lock.paths[0])
 
 
-def test_thread__last_of_two_that_go_on(lock: Lock) -> None:
+async def test_thread__last_of_two_that_go_on(lock: Lock) -> None:
     """When the other one has ended the last thread re-enters."""
     holds: list[Held] = []
 
@@ -412,33 +388,27 @@ def test_thread__last_of_two_that_go_on(lock: Lock) -> None:
 
     first, second = Work(), Work(reenter)
 
-    async def main() -> None:
-        task = asyncio.create_task(by_hold(lock, holds, first, second))
-        assert await asyncio.to_thread(first.begun.wait, LONG)
-        await cancel(task, second)
-        first.end()
-        await asyncio.to_thread(wait_until, lambda: len(holds[0]._possession._handles.handles) == 1)
-        assert second.end() == holds[0].token
-
-    asyncio.run(main())
+    task = asyncio.create_task(by_hold(lock, holds, first, second))
+    assert await asyncio.to_thread(first.begun.wait, LONG)
+    await cancel(task, second)
+    first.end()
+    await asyncio.to_thread(wait_until, lambda: len(holds[0]._possession._handles.handles) == 1)
+    assert second.end() == holds[0].token
 
 
 @pytest.mark.shows("ownership#blocks-whose-threads-go-on")
 @pytest.mark.parametrize("rule", [EXCLUSIVE, READ], ids=["exclusive", "read"])
-def test_thread__waits_for_the_lock_already(pool: Pool, observer: Observer, rule: Rule) -> None:
+async def test_thread__waits_for_the_lock_already(pool: Pool, observer: Observer, rule: Rule) -> None:
     """A thread that waits for the lock when its block ends is no reason to keep it: it gets it in its turn."""
     lock, inner = Lock("k", pool), Lock("k", pool, rule=rule)
     work = Work(lambda: inner.acquire(timeout=LONG).release())
 
-    async def main() -> None:
-        async with lock:
-            job = asyncio.create_task(asyncio.to_thread(work))
-            work.may_end.set()
-            await asyncio.to_thread(observer.wait_count, lock.paths[0], 2)
-        await job
-        assert work.value is None
-
-    asyncio.run(main())
+    async with lock:
+        job = asyncio.create_task(asyncio.to_thread(work))
+        work.may_end.set()
+        await asyncio.to_thread(observer.wait_count, lock.paths[0], 2)
+    await job
+    assert work.value is None
     observer.wait_empty(lock.paths[0])
 
 
@@ -460,7 +430,7 @@ async def ends_last(lock: Lock, first: Work, second: Work) -> None:
 @pytest.mark.shows("ownership#blocks-whose-threads-go-on")
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("rule", [EXCLUSIVE, READ], ids=["exclusive", "read"])
-def test_thread__waits_in_vain(pool: Pool, rule: Rule) -> None:
+async def test_thread__waits_in_vain(pool: Pool, rule: Rule) -> None:
     """A job that has only tried, or whose wait has ended without the lock, keeps what it goes on under."""
     lock, inner = Lock("k", pool), Lock("k", pool, rule=rule)
     first, second = Work(), Work()
@@ -478,15 +448,12 @@ def test_thread__waits_in_vain(pool: Pool, rule: Rule) -> None:
             left.extend(asyncio.create_task(asyncio.to_thread(job)) for job in (first, ask))
             await asyncio.to_thread(first.begun.wait, LONG)
 
-    async def main() -> None:
-        await body()
-        await ends_last(lock, first, second)
-
-    asyncio.run(main())
+    await body()
+    await ends_last(lock, first, second)
 
 
 @pytest.mark.shows("ownership#blocks-whose-threads-go-on")
-def test_thread__waits_in_vain_already(lock: Lock) -> None:
+async def test_thread__waits_in_vain_already(lock: Lock) -> None:
     """The same for one that waited in the queue when the block ended, and gave up later."""
     first, second, end = Work(), Work(), Cancellation()
 
@@ -495,21 +462,18 @@ def test_thread__waits_in_vain_already(lock: Lock) -> None:
             lock.acquire(cancellation=end)
         second()
 
-    async def main() -> None:
-        async with lock:
-            left.extend(asyncio.create_task(asyncio.to_thread(job)) for job in (first, ask))
-            await asyncio.to_thread(first.begun.wait, LONG)
-            await asyncio.to_thread(wait_until, waits(lock), LONG)
-        end.cancel()
-        await ends_last(lock, first, second)
-
-    asyncio.run(main())
+    async with lock:
+        left.extend(asyncio.create_task(asyncio.to_thread(job)) for job in (first, ask))
+        await asyncio.to_thread(first.begun.wait, LONG)
+        await asyncio.to_thread(wait_until, waits(lock), LONG)
+    end.cancel()
+    await ends_last(lock, first, second)
 
 
 @pytest.mark.shows("ownership#blocks-whose-threads-go-on")
 @pytest.mark.parametrize("by", ["thread", "async_to_sync"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_thread__several_wait(lock: Lock, observer: Observer, by: str, count: int) -> None:
+async def test_thread__several_wait(lock: Lock, observer: Observer, by: str, count: int) -> None:
     """Jobs that wait for the lock when their block ends get it one after the other; each keeps it until its end."""
     works = [Work() for _ in range(count)]
     inside: list[int] = []
@@ -535,28 +499,25 @@ def test_thread__several_wait(lock: Lock, observer: Observer, by: str, count: in
             async_to_sync(by_task)()
         work()
 
-    async def main() -> None:
-        async with lock:
-            left.extend(asyncio.create_task(asyncio.to_thread(partial(job, work))) for work in works)
-            await asyncio.to_thread(observer.wait_count, lock.paths[0], 1 + count)
-        for number in range(count):
-            await asyncio.to_thread(wait_until, lambda: any(work.begun.is_set() for work in works), LONG)
-            work = next(work for work in works if work.begun.is_set())
-            # It has had the lock, and goes on.
-            assert len(peaks) == number + 1
-            assert is_taken(lock)
-            works.remove(work)
-            work.may_end.set()
-        await ended()
-        acquired_by_another(lock)
-
-    asyncio.run(main())
+    async with lock:
+        left.extend(asyncio.create_task(asyncio.to_thread(partial(job, work))) for work in works)
+        await asyncio.to_thread(observer.wait_count, lock.paths[0], 1 + count)
+    for number in range(count):
+        await asyncio.to_thread(wait_until, lambda: any(work.begun.is_set() for work in works), LONG)
+        work = next(work for work in works if work.begun.is_set())
+        # It has had the lock, and goes on.
+        assert len(peaks) == number + 1
+        assert is_taken(lock)
+        works.remove(work)
+        work.may_end.set()
+    await ended()
+    acquired_by_another(lock)
     assert peaks == [1] * count
     observer.wait_empty(lock.paths[0])
 
 
 @pytest.mark.shows("ownership#blocks-whose-threads-go-on")
-def test_thread__wants_more_than_is_kept(pool: Pool, observer: Observer) -> None:
+async def test_thread__wants_more_than_is_kept(pool: Pool, observer: Observer) -> None:
     """A job that waits to write is refused when the lock is kept for it to read: it would wait for itself."""
     reading, writing = Lock("k", pool, rule=READ), Lock("k", pool, rule=WRITE)
     work = Work()
@@ -566,21 +527,18 @@ def test_thread__wants_more_than_is_kept(pool: Pool, observer: Observer) -> None
             writing.acquire()
         work()
 
-    async def main() -> None:
-        async with reading:
-            left.append(asyncio.create_task(asyncio.to_thread(job)))
-            await asyncio.to_thread(observer.wait_count, reading.paths[0], 2)
-        await asyncio.to_thread(work.begun.wait, LONG)
-        assert is_taken(writing)
-        work.end()
-        await ended()
-        acquired_by_another(writing)
-
-    asyncio.run(main())
+    async with reading:
+        left.append(asyncio.create_task(asyncio.to_thread(job)))
+        await asyncio.to_thread(observer.wait_count, reading.paths[0], 2)
+    await asyncio.to_thread(work.begun.wait, LONG)
+    assert is_taken(writing)
+    work.end()
+    await ended()
+    acquired_by_another(writing)
 
 
 @pytest.mark.shows("guarantees#a-release-never-fails")
-def test_release__waits_for_the_thread(lock: Lock, observer: Observer) -> None:
+async def test_release__waits_for_the_thread(lock: Lock, observer: Observer) -> None:
     """`release(wait=True)` returns when the lock is free, which is after the end of what keeps it."""
     work = Work()
 
@@ -588,23 +546,20 @@ def test_release__waits_for_the_thread(lock: Lock, observer: Observer) -> None:
         held.release(wait=True)
         return [work.ended.is_set(), observer.children(lock.paths[0])]
 
-    async def main() -> None:
-        held = await lock.aacquire()
-        call = asyncio.create_task(asyncio.to_thread(work))
-        assert await asyncio.to_thread(work.begun.wait, LONG)
-        release = Runner(partial(release_and_look, held))
-        await asyncio.to_thread(wait_until, lambda: held.released, LONG)
-        await asyncio.to_thread(work.end)
-        assert await asyncio.to_thread(release.result, LONG) == [True, []]
-        await call
-
-    asyncio.run(main())
+    held = await lock.aacquire()
+    call = asyncio.create_task(asyncio.to_thread(work))
+    assert await asyncio.to_thread(work.begun.wait, LONG)
+    release = Runner(partial(release_and_look, held))
+    await asyncio.to_thread(wait_until, lambda: held.released, LONG)
+    await asyncio.to_thread(work.end)
+    assert await asyncio.to_thread(release.result, LONG) == [True, []]
+    await call
 
 
 # What the task may do.
 
 
-def test_task__goes_on(lock: Lock) -> None:
+async def test_task__goes_on(lock: Lock) -> None:
     """A task that was cancelled and goes on does not take the lock beside its own thread, and waits for its end."""
     work = Work()
 
@@ -619,17 +574,14 @@ def test_task__goes_on(lock: Lock) -> None:
             assert work.ended.is_set()
         await asking
 
-    async def main() -> None:
-        task = asyncio.create_task(body())
-        assert await asyncio.to_thread(work.begun.wait, LONG)
-        task.cancel()
-        await task
-
-    asyncio.run(main())
+    task = asyncio.create_task(body())
+    assert await asyncio.to_thread(work.begun.wait, LONG)
+    task.cancel()
+    await task
 
 
 @pytest.mark.shows("guarantees#that-nothing-goes-on-after-the-release")
-def test_task__child_goes_on(lock: Lock) -> None:
+async def test_task__child_goes_on(lock: Lock) -> None:
     """The lock is kept for what a child that goes on has in a thread at the end of the block, and not for more."""
     first, second = Work(), Work()
 
@@ -637,24 +589,21 @@ def test_task__child_goes_on(lock: Lock) -> None:
         await asyncio.to_thread(first)
         await asyncio.to_thread(second)
 
-    async def main() -> None:
-        async with lock:
-            task = asyncio.create_task(child())
-            await asyncio.to_thread(first.begun.wait, LONG)
-        assert is_taken(lock)
-        first.end()
-        assert await asyncio.to_thread(second.begun.wait, LONG)
-        acquired_by_another(lock)
-        second.end()
-        await task
-
-    asyncio.run(main())
+    async with lock:
+        task = asyncio.create_task(child())
+        await asyncio.to_thread(first.begun.wait, LONG)
+    assert is_taken(lock)
+    first.end()
+    assert await asyncio.to_thread(second.begun.wait, LONG)
+    acquired_by_another(lock)
+    second.end()
+    await task
 
 
 # Jobs that have not begun.
 
 
-def test_queued__cancelled(lock: Lock, observer: Observer) -> None:
+async def test_queued__cancelled(lock: Lock, observer: Observer) -> None:
     """A call that was cancelled before a thread was free is never made, and keeps nothing."""
     busy, work = Work(), Work()
 
@@ -663,20 +612,17 @@ def test_queued__cancelled(lock: Lock, observer: Observer) -> None:
             inside.set()
             await sync_to_async(work, thread_sensitive=False)()
 
-    async def main() -> None:
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        blocking = asyncio.create_task(asyncio.to_thread(busy))
-        inside = asyncio.Event()
-        task = asyncio.create_task(body(inside))
-        await inside.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        observer.wait_empty(lock.paths[0])
-        busy.end()
-        await blocking
-
-    asyncio.run(main())
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    blocking = asyncio.create_task(asyncio.to_thread(busy))
+    inside = asyncio.Event()
+    task = asyncio.create_task(body(inside))
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    observer.wait_empty(lock.paths[0])
+    busy.end()
+    await blocking
     assert not work.begun.is_set()
 
 
@@ -762,7 +708,7 @@ def test_queued__taken_out(lock: Lock, observer: Observer, module: str, monkeypa
 # What is said of it, and what ends otherwise.
 
 
-def test_reported(lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_reported(lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
     """The log says once which function keeps the lock, and when it was released; the listener hears of one release."""
     caplog.set_level(logging.INFO, "django_zklock.held")
     heard: list[str] = []
@@ -780,13 +726,10 @@ def test_reported(lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
     def export() -> None:
         work()
 
-    async def main() -> None:
-        await cancel(asyncio.create_task(by_block(lock, sync_to_async(partial(export)))), work)
-        assert heard == ["acquired"]
-        work.end()
-        await asyncio.to_thread(wait_until, lambda: len(caplog.messages) > 1)
-
-    asyncio.run(main())
+    await cancel(asyncio.create_task(by_block(lock, sync_to_async(partial(export)))), work)
+    assert heard == ["acquired"]
+    work.end()
+    await asyncio.to_thread(wait_until, lambda: len(caplog.messages) > 1)
     deferred, released = caplog.messages
     assert deferred.startswith("event=release_deferred key='k' token=")
     assert "test_reported.<locals>.export" in deferred
@@ -795,7 +738,7 @@ def test_reported(lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.shows("guarantees#that-nothing-goes-on-after-the-release")
-def test_cannot_be_known(lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
+async def test_cannot_be_known(lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
     """A thread without a copy of the context keeps nothing; the log says that a cancellation has ended the block."""
     caplog.set_level(logging.INFO, "django_zklock.held")
     work = Work()
@@ -804,84 +747,71 @@ def test_cannot_be_known(lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
         async with lock:
             await asyncio.get_running_loop().run_in_executor(None, work)
 
-    async def main() -> None:
-        await cancel(asyncio.create_task(body()), work)
-        acquired_by_another(lock)
-        work.end()
-
-    asyncio.run(main())
+    await cancel(asyncio.create_task(body()), work)
+    acquired_by_another(lock)
+    work.end()
     assert [message.split()[0] for message in caplog.messages] == ["event=released_at_cancellation"]
 
 
-def test_nothing_goes_on(lock: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_goes_on(lock: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the end of a block whose context has no copy, no thread is looked at."""
     monkeypatch.setattr(jobs, "started_in", pytest.fail)
 
-    async def main() -> None:
-        async with lock, lock:
-            await asyncio.sleep(0)
-        held = await lock.aacquire()
-        held.release()
-        tried = await lock.atry_acquire()
-        assert tried is not None
-        await tried.arelease()
-
-    asyncio.run(main())
+    async with lock, lock:
+        await asyncio.sleep(0)
+    held = await lock.aacquire()
+    held.release()
+    tried = await lock.atry_acquire()
+    assert tried is not None
+    await tried.arelease()
 
 
 @pytest.mark.shows("faults#a-task-no-longer-waits-for-its-thread-or-a-thread-for-its-coroutine")
-def test_executor_is_another(lock: Lock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_executor_is_another(
+    lock: Lock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """If what an executor does cannot be seen, as in a version to come, the lock is released, and an error logged."""
     monkeypatch.setattr(jobs, "_running", lambda: iter([object()]))
     work = Work()
 
-    async def main() -> None:
-        await cancel(asyncio.create_task(by_block(lock, lambda: asyncio.to_thread(work))), work)
-        acquired_by_another(lock)
-        work.end()
-
-    asyncio.run(main())
+    await cancel(asyncio.create_task(by_block(lock, lambda: asyncio.to_thread(work))), work)
+    acquired_by_another(lock)
+    work.end()
     assert caplog.messages[0].startswith("event=jobs_not_found key='k' token=")
 
 
-def test_coroutine_is_closed(lock: Lock) -> None:
+async def test_coroutine_is_closed(lock: Lock) -> None:
     """A coroutine that is closed, and cannot await anything, keeps the lock for its thread too."""
     work = Work()
 
-    async def main() -> None:
-        calls: list[asyncio.Task[None]] = []
+    calls: list[asyncio.Task[None]] = []
 
-        async def body() -> None:
-            async with lock:
-                calls.append(asyncio.create_task(asyncio.to_thread(work)))
-                await asyncio.sleep(LONG)
+    async def body() -> None:
+        async with lock:
+            calls.append(asyncio.create_task(asyncio.to_thread(work)))
+            await asyncio.sleep(LONG)
 
-        coroutine = body()
+    coroutine = body()
+    future = coroutine.send(None)
+    while not calls:
+        await asyncio.wait([future])
         future = coroutine.send(None)
-        while not calls:
-            await asyncio.wait([future])
-            future = coroutine.send(None)
-        assert await asyncio.to_thread(work.begun.wait, LONG)
-        coroutine.close()
-        assert is_taken(lock)
-        work.end()
-        await asyncio.gather(*calls)
-        acquired_by_another(lock)
-
-    asyncio.run(main())
+    assert await asyncio.to_thread(work.begun.wait, LONG)
+    coroutine.close()
+    assert is_taken(lock)
+    work.end()
+    await asyncio.gather(*calls)
+    acquired_by_another(lock)
 
 
-def test_pool_is_closed(make_pool: MakePool) -> None:
+async def test_pool_is_closed(make_pool: MakePool) -> None:
     """A pool may be closed while a thread goes on; its end releases what is no longer there."""
     pool = make_pool()
     lock, work = Lock("k", pool), Work()
 
-    async def main() -> None:
-        await cancel(asyncio.create_task(by_block(lock, lambda: asyncio.to_thread(work))), work)
-        await asyncio.to_thread(pool.close)
-        work.end()
-
-    asyncio.run(main())
+    await cancel(asyncio.create_task(by_block(lock, lambda: asyncio.to_thread(work))), work)
+    await asyncio.to_thread(pool.close)
+    work.end()
     acquired_by_another(Lock("k", make_pool()))
 
 
@@ -890,19 +820,16 @@ def _release_in_fork(held: Held, report: Callable[[object], None]) -> None:
     report(len(held._possession._handles.handles))
 
 
-def test_fork(lock: Lock, observer: Observer) -> None:
+async def test_fork(lock: Lock, observer: Observer) -> None:
     """A fork that releases the hold releases nothing of its parent's, and keeps nothing for threads that it has not."""
     work = Work()
 
-    async def main() -> None:
-        async with lock as held:
-            call = asyncio.create_task(asyncio.to_thread(work))
-            assert await asyncio.to_thread(work.begun.wait, LONG)
-            with fork(partial(_release_in_fork, held)) as child:
-                assert child.receive() == 1
-            observer.wait_count(lock.paths[0], 1)
-            work.end()
-            await call
-
-    asyncio.run(main())
+    async with lock as held:
+        call = asyncio.create_task(asyncio.to_thread(work))
+        assert await asyncio.to_thread(work.begun.wait, LONG)
+        with fork(partial(_release_in_fork, held)) as child:
+            assert child.receive() == 1
+        observer.wait_count(lock.paths[0], 1)
+        work.end()
+        await call
     observer.wait_empty(lock.paths[0])

@@ -353,7 +353,7 @@ def _set(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
     loop.call_soon_threadsafe(event.set)
 
 
-def test_task__not_lost(ensemble: Ensemble) -> None:
+async def test_task__not_lost(ensemble: Ensemble) -> None:
     """No cancellation comes while the lock is held, nor for a loss after the call."""
 
     @zk_locked("k", on_lost="interrupt")
@@ -363,28 +363,25 @@ def test_task__not_lost(ensemble: Ensemble) -> None:
 
     reached = []
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
+    async with zk_lock("k") as outer:
+        assert await body() == "done"
+        assert outer._possession._loss_callbacks == []
+    assert await body() == "done"
+    with pytest.raises(LockLost, match="was lost after"):  # noqa: PT012
         async with zk_lock("k") as outer:
             assert await body() == "done"
-            assert outer._possession._loss_callbacks == []
-        assert await body() == "done"
-        with pytest.raises(LockLost, match="was lost after"):  # noqa: PT012
-            async with zk_lock("k") as outer:
-                assert await body() == "done"
-                # What the body may have left is called before this, and asks the loop for something before this.
-                notified = asyncio.Event()
-                outer._when_lost(lambda: _set(loop, notified))
-                await asyncio.to_thread(ensemble.end_session)
-                await asyncio.wait_for(notified.wait(), LONG)
-                await asyncio.sleep(0)
-                reached.append(True)
-
-    asyncio.run(main())
+            # What the body may have left is called before this, and asks the loop for something before this.
+            notified = asyncio.Event()
+            outer._when_lost(lambda: _set(loop, notified))
+            await asyncio.to_thread(ensemble.end_session)
+            await asyncio.wait_for(notified.wait(), LONG)
+            await asyncio.sleep(0)
+            reached.append(True)
     assert reached == [True]
 
 
-def test_task__cancelled_by_other_code(ensemble: Ensemble) -> None:
+async def test_task__cancelled_by_other_code(ensemble: Ensemble) -> None:
     """Another cancellation stays one, also if the lock is lost at the same time."""
     begun = asyncio.Event()
 
@@ -400,21 +397,18 @@ def test_task__cancelled_by_other_code(ensemble: Ensemble) -> None:
             assert notified.wait(LONG)
         await forever()
 
-    async def main() -> None:
-        for lose in (False, True):
-            begun.clear()
-            task = asyncio.create_task(body(lose))
-            await begun.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert task.cancelled()
-
-    asyncio.run(main())
+    for lose in (False, True):
+        begun.clear()
+        task = asyncio.create_task(body(lose))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
     ensemble.wait_empty("k")
 
 
-def test_task__timeout_around(ensemble: Ensemble) -> None:
+async def test_task__timeout_around(ensemble: Ensemble) -> None:
     """A timeout around the call is one, and LockLost inside of it is no timeout."""
 
     @zk_locked("k", template="k", on_lost="interrupt")
@@ -423,13 +417,10 @@ def test_task__timeout_around(ensemble: Ensemble) -> None:
             break_lock(ensemble)
         await forever()
 
-    async def main() -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(body(lose=False), 0.05)
-        with pytest.raises(LockLost, match=SAYS):
-            await asyncio.wait_for(body(lose=True), LONG)
-
-    asyncio.run(main())
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(body(lose=False), 0.05)
+    with pytest.raises(LockLost, match=SAYS):
+        await asyncio.wait_for(body(lose=True), LONG)
 
 
 # Greenlets.

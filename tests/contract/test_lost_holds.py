@@ -119,36 +119,33 @@ def test_forgotten(
 
 @pytest.mark.shows("faults#a-hold-is-lost-and-never-released")
 @pytest.mark.parametrize("way", ["aacquire", "atry_acquire", "block"])
-def test_forgotten__in_a_task(pool: Pool, lose: Lose, observer: Observer, way: str) -> None:
+async def test_forgotten__in_a_task(pool: Pool, lose: Lose, observer: Observer, way: str) -> None:
     """The same for a task, also for the blocking code that it waits for."""
     lock = Lock("k", pool)
-
-    async def main() -> None:
-        lost = await lock.aacquire(timeout=LONG)
-        await asyncio.to_thread(lose, lost)
-        async with contextlib.AsyncExitStack() as stack:
-            if way == "block":
-                held = await stack.enter_async_context(lock)
-            else:
-                found = await (lock.atry_acquire() if way == "atry_acquire" else lock.aacquire(timeout=LONG))
-                assert found is not None
-                held = await stack.enter_async_context(found)
-            assert held.token > lost.token
-            await lost.arelease()
-            held.check()
-            assert held_stack() == [held]
-
-        lost = await lock.aacquire(timeout=LONG)
-        await asyncio.to_thread(lose, lost)
-        token = await sync_to_async(take_and_release)()
-        assert token > lost.token
-        assert held_stack() == []
 
     def take_and_release() -> int:
         with lock.acquire(timeout=LONG) as held:
             return held.token
 
-    asyncio.run(main())
+    lost = await lock.aacquire(timeout=LONG)
+    await asyncio.to_thread(lose, lost)
+    async with contextlib.AsyncExitStack() as stack:
+        if way == "block":
+            held = await stack.enter_async_context(lock)
+        else:
+            found = await (lock.atry_acquire() if way == "atry_acquire" else lock.aacquire(timeout=LONG))
+            assert found is not None
+            held = await stack.enter_async_context(found)
+        assert held.token > lost.token
+        await lost.arelease()
+        held.check()
+        assert held_stack() == [held]
+
+    lost = await lock.aacquire(timeout=LONG)
+    await asyncio.to_thread(lose, lost)
+    token = await sync_to_async(take_and_release)()
+    assert token > lost.token
+    assert held_stack() == []
     observer.wait_empty(lock.paths[0])
 
 
@@ -295,28 +292,25 @@ def test_block(
     observer.wait_empty(lock.paths[0])
 
 
-def test_block__in_a_task(pool: Pool, lose: Lose) -> None:
+async def test_block__in_a_task(pool: Pool, lose: Lose) -> None:
     """The same in a task, and in the blocking code that it waits for."""
     lock = Lock("k", pool)
 
-    async def main() -> None:
-        with pytest.raises(LockLost):  # noqa: PT012
-            async with lock as lost:
-                await asyncio.to_thread(lose, lost)
-                for take in (lock.aacquire, lock.atry_acquire, Lock("k", pool, reentrant=False).atry_acquire):
-                    with pytest.raises(LockLost):
-                        await take()
+    with pytest.raises(LockLost):  # noqa: PT012
+        async with lock as lost:
+            await asyncio.to_thread(lose, lost)
+            for take in (lock.aacquire, lock.atry_acquire, Lock("k", pool, reentrant=False).atry_acquire):
                 with pytest.raises(LockLost):
-                    await sync_to_async(lock.try_acquire)()
-        async with await lock.aacquire(timeout=LONG) as held:
-            assert held.token > lost.token
-        with pytest.raises(LockLost):  # noqa: PT012
-            async with await lock.aacquire() as lost:
-                await asyncio.to_thread(lose, lost)
-                with pytest.raises(LockLost):
-                    await lock.atry_acquire()
-
-    asyncio.run(main())
+                    await take()
+            with pytest.raises(LockLost):
+                await sync_to_async(lock.try_acquire)()
+    async with await lock.aacquire(timeout=LONG) as held:
+        assert held.token > lost.token
+    with pytest.raises(LockLost):  # noqa: PT012
+        async with await lock.aacquire() as lost:
+            await asyncio.to_thread(lose, lost)
+            with pytest.raises(LockLost):
+                await lock.atry_acquire()
 
 
 @pytest.mark.shows("ownership#holds-that-are-lost")

@@ -169,92 +169,74 @@ def test_job__of_a_thread_that_holds(lock: Lock) -> None:
 
 
 @pytest.mark.parametrize("start", ["to_thread", "run_in_executor"])
-def test_job__of_a_task_that_holds(lock: Lock, start: str) -> None:
+async def test_job__of_a_task_that_holds(lock: Lock, start: str) -> None:
     """The same for a task, although its context is copied."""
 
-    async def main() -> None:
-        async with lock:
-            if start == "to_thread":
-                assert await asyncio.to_thread(ask, lock) == "waits"
-            else:
-                assert await asyncio.get_running_loop().run_in_executor(None, ask, lock) == "waits"
-
-    asyncio.run(main())
+    async with lock:
+        if start == "to_thread":
+            assert await asyncio.to_thread(ask, lock) == "waits"
+        else:
+            assert await asyncio.get_running_loop().run_in_executor(None, ask, lock) == "waits"
 
 
-def test_job__asked_in_its_task(lock: Lock) -> None:
+async def test_job__asked_in_its_task(lock: Lock) -> None:
     """What a job of `to_thread` has taken belongs to the job, and not to the task that has waited for it."""
 
-    async def main() -> None:
-        held = await asyncio.to_thread(lock.acquire)
-        assert await aask(lock) == "waits"
-        await held.arelease()
-
-    asyncio.run(main())
+    held = await asyncio.to_thread(lock.acquire)
+    assert await aask(lock) == "waits"
+    await held.arelease()
 
 
 # Tasks.
 
 
-def test_task__same(lock: Lock) -> None:
+async def test_task__same(lock: Lock) -> None:
     """A task shares its hold with the coroutines that it awaits, also under `asyncio.timeout`."""
 
-    async def main() -> None:
-        async with lock:
+    async with lock:
+        assert await aask(lock) == "re-enters"
+        async with asyncio.timeout(LONG):
             assert await aask(lock) == "re-enters"
-            async with asyncio.timeout(LONG):
-                assert await aask(lock) == "re-enters"
-
-    asyncio.run(main())
 
 
-def test_task__wait_for(lock: Lock) -> None:
+async def test_task__wait_for(lock: Lock) -> None:
     """`wait_for` around an acquisition gives the hold to the task that has asked, in every version of Python."""
 
-    async def main() -> None:
-        held = await asyncio.wait_for(lock.aacquire(), LONG)
-        assert current("k") is held
-        inner = await asyncio.wait_for(lock.aacquire(), LONG)
-        assert inner.node == held.node
-        again = await asyncio.wait_for(lock.atry_acquire(), LONG)
-        assert again is not None
-        assert again.node == held.node
-        for each in (again, inner, held):
-            await each.arelease()
-
-    asyncio.run(main())
+    held = await asyncio.wait_for(lock.aacquire(), LONG)
+    assert current("k") is held
+    inner = await asyncio.wait_for(lock.aacquire(), LONG)
+    assert inner.node == held.node
+    again = await asyncio.wait_for(lock.atry_acquire(), LONG)
+    assert again is not None
+    assert again.node == held.node
+    for each in (again, inner, held):
+        await each.arelease()
 
 
-def test_task__wait_for_a_coroutine(lock: Lock) -> None:
+async def test_task__wait_for_a_coroutine(lock: Lock) -> None:
     """`wait_for` around any other coroutine makes a task of it in Python 3.11, and that is another owner."""
 
-    async def main() -> None:
-        async with lock:
-            expected = "re-enters" if sys.version_info >= (3, 12) else "waits"
-            assert await asyncio.wait_for(aask(lock), LONG) == expected
-
-    asyncio.run(main())
+    async with lock:
+        expected = "re-enters" if sys.version_info >= (3, 12) else "waits"
+        assert await asyncio.wait_for(aask(lock), LONG) == expected
 
 
 @pytest.mark.shows("guarantees#re-entrancy-across-threads-tasks-and-processes")
 @pytest.mark.parametrize("start", ["create_task", "gather", "ensure_future", "TaskGroup"])
-def test_task__child(lock: Lock, start: str) -> None:
+async def test_task__child(lock: Lock, start: str) -> None:
     """A child task is another owner, although it has its parent's context."""
 
-    async def main() -> None:
-        async with lock:
-            if start == "gather":
-                assert list(await asyncio.gather(aask(lock), aask(lock))) == ["waits", "waits"]
-            elif start == "TaskGroup":
-                async with asyncio.TaskGroup() as group:
-                    child = group.create_task(aask(lock))
-                assert await child == "waits"
-            elif start == "create_task":
-                assert await asyncio.create_task(aask(lock)) == "waits"
-            else:
-                assert await asyncio.ensure_future(aask(lock)) == "waits"
-
-    asyncio.run(main())
+    async with lock:
+        if start == "gather":
+            assert list(await asyncio.gather(aask(lock), aask(lock))) == ["waits", "waits"]
+        elif start == "TaskGroup":
+            async with asyncio.TaskGroup() as group:
+                child = group.create_task(aask(lock))
+            assert await child == "waits"
+        elif start == "create_task":
+            assert await asyncio.create_task(aask(lock)) == "waits"
+        else:
+            assert await asyncio.ensure_future(aask(lock)) == "waits"
 
 
 def test_task__in_a_loop_written_in_c(lock: Lock) -> None:
@@ -270,70 +252,58 @@ def test_task__in_a_loop_written_in_c(lock: Lock) -> None:
         assert runner.run(main()) == ["re-enters", "waits", "re-enters", "re-enters"]
 
 
-def test_task__acquisitions_in_gather(lock: Lock) -> None:
+async def test_task__acquisitions_in_gather(lock: Lock) -> None:
     """What a task asks for belongs to it, also if `gather` makes tasks of the asking."""
 
-    async def main() -> None:
-        first, second = await asyncio.gather(lock.aacquire(), Lock("other", lock.pool).aacquire())
-        assert current("k") is first
-        assert current("other") is second
-        for held in (first, second):
-            await held.arelease()
-
-    asyncio.run(main())
+    first, second = await asyncio.gather(lock.aacquire(), Lock("other", lock.pool).aacquire())
+    assert current("k") is first
+    assert current("other") is second
+    for held in (first, second):
+        await held.arelease()
 
 
-def test_task__same_key_twice_in_gather(lock: Lock, make_pool: MakePool) -> None:
+async def test_task__same_key_twice_in_gather(lock: Lock, make_pool: MakePool) -> None:
     """The second acquisition would wait for the first, which belongs to the same task."""
     holder = Runner(Lock(lock.key, make_pool()).acquire).result()
 
-    async def main() -> None:
-        first = asyncio.ensure_future(lock.aacquire())
-        second: object
-        third: object
-        second, third = await asyncio.gather(lock.aacquire(), lock.aacquire(0), return_exceptions=True)
-        assert isinstance(second, LockConflict), second
-        assert isinstance(third, LockTimeout), third
-        assert "is being acquired by this very thread or task" in str(second)
-        holder.release()
-        held = await first
-        nested = await lock.aacquire()
-        assert nested.node == held.node
-        for each in (nested, held):
-            await each.arelease()
-
-    asyncio.run(main())
+    first = asyncio.ensure_future(lock.aacquire())
+    second: object
+    third: object
+    second, third = await asyncio.gather(lock.aacquire(), lock.aacquire(0), return_exceptions=True)
+    assert isinstance(second, LockConflict), second
+    assert isinstance(third, LockTimeout), third
+    assert "is being acquired by this very thread or task" in str(second)
+    holder.release()
+    held = await first
+    nested = await lock.aacquire()
+    assert nested.node == held.node
+    for each in (nested, held):
+        await each.arelease()
 
 
-def test_task__again_after_giving_up(lock: Lock, make_pool: MakePool) -> None:
+async def test_task__again_after_giving_up(lock: Lock, make_pool: MakePool) -> None:
     """An acquisition that has ended, by whatever end, is in the way of no other."""
     holder = Runner(Lock(lock.key, make_pool()).acquire).result()
 
-    async def main() -> None:
-        for _ in range(20):
-            with contextlib.suppress(LockTimeout, ZooKeeperUnavailable):
-                await lock.aacquire(0.01)
-            task = asyncio.ensure_future(lock.aacquire())
-            await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.wait([task])
-            assert await lock.atry_acquire() is None
-        holder.release()
-        async with lock:
-            pass
-
-    asyncio.run(main())
+    for _ in range(20):
+        with contextlib.suppress(LockTimeout, ZooKeeperUnavailable):
+            await lock.aacquire(0.01)
+        task = asyncio.ensure_future(lock.aacquire())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert await lock.atry_acquire() is None
+    holder.release()
+    async with lock:
+        pass
 
 
-def test_task__readers_in_gather(pool: Pool) -> None:
+async def test_task__readers_in_gather(pool: Pool) -> None:
     """Acquisitions that do not exclude each other may be made at once."""
     lock = Lock("k", pool, rule=READ)
 
-    async def main() -> None:
-        for held in await asyncio.gather(lock.aacquire(), lock.aacquire()):
-            await held.arelease()
-
-    asyncio.run(main())
+    for held in await asyncio.gather(lock.aacquire(), lock.aacquire()):
+        await held.arelease()
 
 
 def test_task__before_the_loop_runs(lock: Lock) -> None:
@@ -345,52 +315,43 @@ def test_task__before_the_loop_runs(lock: Lock) -> None:
 
 
 @pytest.mark.shows("faults#blocking-code-asks-for-a-lock-in-the-thread-of-an-event-loop")
-def test_task__blocking_code_in_the_loop(lock: Lock) -> None:
+async def test_task__blocking_code_in_the_loop(lock: Lock) -> None:
     """Blocking code in the loop's thread is refused, with the form to use, unless it re-enters its task's hold."""
 
-    async def main() -> None:
-        with pytest.raises(AsyncUnsafe, match=r"`async with lock`, `await lock\.aacquire\(\)`"):
-            lock.acquire()
-        with pytest.raises(AsyncUnsafe, match=r"`await lock\.atry_acquire\(\)`"):
-            lock.try_acquire()
-        with pytest.raises(AsyncUnsafe), lock:
-            pass
-        async with lock:
-            assert ask(lock) == "re-enters"
-
-    asyncio.run(main())
+    with pytest.raises(AsyncUnsafe, match=r"`async with lock`, `await lock\.aacquire\(\)`"):
+        lock.acquire()
+    with pytest.raises(AsyncUnsafe, match=r"`await lock\.atry_acquire\(\)`"):
+        lock.try_acquire()
+    with pytest.raises(AsyncUnsafe), lock:
+        pass
+    async with lock:
+        assert ask(lock) == "re-enters"
 
 
 @pytest.mark.shows("faults#blocking-code-asks-for-a-lock-in-the-thread-of-an-event-loop")
-def test_task__blocking_code_in_a_callback(lock: Lock) -> None:
+async def test_task__blocking_code_in_a_callback(lock: Lock) -> None:
     """The same for what the loop calls outside of a task."""
 
-    async def main() -> None:
-        refused: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+    refused: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
-        def call() -> None:
-            try:
-                lock.acquire(0)
-            except AsyncUnsafe as error:
-                refused.set_result(error)
-            else:
-                refused.set_result(None)
+    def call() -> None:
+        try:
+            lock.acquire(0)
+        except AsyncUnsafe as error:
+            refused.set_result(error)
+        else:
+            refused.set_result(None)
 
-        asyncio.get_running_loop().call_soon(call)
-        assert isinstance(await refused, AsyncUnsafe)
-
-    asyncio.run(main())
+    asyncio.get_running_loop().call_soon(call)
+    assert isinstance(await refused, AsyncUnsafe)
 
 
-def test_task__blocking_code_allowed(lock: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_task__blocking_code_allowed(lock: Lock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Django's variable for shells that have a loop allows it."""
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
 
-    async def main() -> None:
-        with lock.acquire():
-            pass
-
-    asyncio.run(main())
+    with lock.acquire():
+        pass
 
 
 # Greenlets.
@@ -443,48 +404,39 @@ def test_greenlet__beside_a_task(server: Server, root: str) -> None:
 
 @pytest.mark.shows("guarantees#re-entrancy-across-threads-tasks-and-processes")
 @sensitive
-def test_sync_to_async__of_the_holder(lock: Lock, sensitive: bool) -> None:
+async def test_sync_to_async__of_the_holder(lock: Lock, sensitive: bool) -> None:
     """Code that runs for a task in a thread re-enters what the task holds."""
 
-    async def main() -> None:
-        async with lock as held:
-            assert await sync_to_async(ask, thread_sensitive=sensitive)(lock) == "re-enters"
-            assert await sync_to_async(current, thread_sensitive=sensitive)("k") is held
-
-    asyncio.run(main())
+    async with lock as held:
+        assert await sync_to_async(ask, thread_sensitive=sensitive)(lock) == "re-enters"
+        assert await sync_to_async(current, thread_sensitive=sensitive)("k") is held
 
 
 @sensitive
-def test_sync_to_async__taken_inside(lock: Lock, observer: Observer, sensitive: bool) -> None:
+async def test_sync_to_async__taken_inside(lock: Lock, observer: Observer, sensitive: bool) -> None:
     """What that code takes belongs to the task: in its coroutines, and in the next call."""
 
-    async def main() -> None:
-        held = await sync_to_async(lock.acquire, thread_sensitive=sensitive)()
-        assert current("k") is held
-        assert await aask(lock) == "re-enters"
-        assert await sync_to_async(ask, thread_sensitive=sensitive)(lock) == "re-enters"
-        await sync_to_async(held.release, thread_sensitive=sensitive)()
-
-    asyncio.run(main())
+    held = await sync_to_async(lock.acquire, thread_sensitive=sensitive)()
+    assert current("k") is held
+    assert await aask(lock) == "re-enters"
+    assert await sync_to_async(ask, thread_sensitive=sensitive)(lock) == "re-enters"
+    await sync_to_async(held.release, thread_sensitive=sensitive)()
     observer.wait_empty(lock.paths[0])
 
 
 @pytest.mark.shows("faults#many-tasks-share-a-thread")
 @sensitive
-def test_sync_to_async__of_a_child(lock: Lock, sensitive: bool) -> None:
+async def test_sync_to_async__of_a_child(lock: Lock, sensitive: bool) -> None:
     """Code that runs for a child task, with a copy of a copy of the holder's context, is another owner."""
 
     async def child() -> str:
         return await sync_to_async(ask, thread_sensitive=sensitive)(lock)
 
-    async def main() -> None:
-        async with lock:
-            assert await asyncio.create_task(child()) == "waits"
-            code = sync_to_async(ask, thread_sensitive=sensitive)
-            assert list(await asyncio.gather(child(), code(lock))) == ["waits", "waits"]
-            assert await child() == "re-enters"
-
-    asyncio.run(main())
+    async with lock:
+        assert await asyncio.create_task(child()) == "waits"
+        code = sync_to_async(ask, thread_sensitive=sensitive)
+        assert list(await asyncio.gather(child(), code(lock))) == ["waits", "waits"]
+        assert await child() == "re-enters"
 
 
 @pytest.mark.shows("faults#a-task-no-longer-waits-for-its-thread-or-a-thread-for-its-coroutine")
@@ -521,7 +473,7 @@ def test_sync_to_async__cancelled_while_it_holds(lock: Lock, observer: Observer,
 
 
 @pytest.mark.shows("faults#a-task-no-longer-waits-for-its-thread-or-a-thread-for-its-coroutine")
-def test_sync_to_async__two_cancelled_readers(lock: Lock, observer: Observer) -> None:
+async def test_sync_to_async__two_cancelled_readers(lock: Lock, observer: Observer) -> None:
     """Each block ends with its own hold, also if the tasks of both are cancelled."""
     reports = Lock("reports", lock.pool, rule=READ)
     inside, go_on = threading.Barrier(3), threading.Event()
@@ -534,16 +486,13 @@ def test_sync_to_async__two_cancelled_readers(lock: Lock, observer: Observer) ->
     async def request() -> None:
         await sync_to_async(work, thread_sensitive=False)()
 
-    async def main() -> None:
-        tasks = [asyncio.create_task(request()) for _ in range(2)]
-        await asyncio.to_thread(inside.wait, LONG)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        del tasks, task
-        go_on.set()
-
-    asyncio.run(main())
+    tasks = [asyncio.create_task(request()) for _ in range(2)]
+    await asyncio.to_thread(inside.wait, LONG)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    del tasks, task
+    go_on.set()
     observer.wait_empty(reports.paths[0])
 
 
@@ -611,35 +560,32 @@ def test_thread__equal_to_another(lock: Lock) -> None:
 
 
 @pytest.mark.shows("faults#many-tasks-share-a-thread")
-def test_sync_to_async__three_tasks_in_one_thread(lock: Lock) -> None:
+async def test_sync_to_async__three_tasks_in_one_thread(lock: Lock) -> None:
     """Of tasks that share asgiref's thread one holds; each that would block that thread by waiting is refused."""
 
-    async def main() -> None:
-        everybody_has_asked = asyncio.Event()
-        asked = 0
+    everybody_has_asked = asyncio.Event()
+    asked = 0
 
-        async def work() -> str:
-            nonlocal asked
-            try:
-                held = await sync_to_async(lock.acquire)(LONG)
-            except LockConflict as error:
-                assert "taken in this very thread by another task" in str(error)  # noqa: PT017 - one of three
-                return "refused"
-            finally:
-                asked += 1
-                if asked == 3:
-                    everybody_has_asked.set()
-            await everybody_has_asked.wait()
-            held.check()
-            await sync_to_async(held.release)()
-            return "held"
+    async def work() -> str:
+        nonlocal asked
+        try:
+            held = await sync_to_async(lock.acquire)(LONG)
+        except LockConflict as error:
+            assert "taken in this very thread by another task" in str(error)  # noqa: PT017 - one of three
+            return "refused"
+        finally:
+            asked += 1
+            if asked == 3:
+                everybody_has_asked.set()
+        await everybody_has_asked.wait()
+        held.check()
+        await sync_to_async(held.release)()
+        return "held"
 
-        assert sorted(await asyncio.gather(work(), work(), work())) == ["held", "refused", "refused"]
-
-    asyncio.run(main())
+    assert sorted(await asyncio.gather(work(), work(), work())) == ["held", "refused", "refused"]
 
 
-def test_sync_to_async__three_tasks_in_their_threads(lock: Lock) -> None:
+async def test_sync_to_async__three_tasks_in_their_threads(lock: Lock) -> None:
     """Tasks whose code runs in threads of their own take turns."""
     inside = 0
 
@@ -653,29 +599,23 @@ def test_sync_to_async__three_tasks_in_their_threads(lock: Lock) -> None:
         await sync_to_async(held.release, thread_sensitive=False)()
         return found
 
-    async def main() -> list[int]:
-        return list(await asyncio.gather(work(), work(), work()))
-
-    assert asyncio.run(main()) == [1, 1, 1]
+    assert list(await asyncio.gather(work(), work(), work())) == [1, 1, 1]
 
 
-def test_sync_to_async__many_tasks_at_once(lock: Lock) -> None:
+async def test_sync_to_async__many_tasks_at_once(lock: Lock) -> None:
     """Each of many tasks finds its own hold in the thread, and nothing of the others."""
 
-    async def main() -> None:
-        locks = [Lock(f"k{number}", lock.pool) for number in range(40)]
+    locks = [Lock(f"k{number}", lock.pool) for number in range(40)]
 
-        async def work(number: int) -> None:
-            async with locks[number] as held:
-                for _ in range(3):
-                    assert await sync_to_async(current, thread_sensitive=bool(number % 2))() is held
+    async def work(number: int) -> None:
+        async with locks[number] as held:
+            for _ in range(3):
+                assert await sync_to_async(current, thread_sensitive=bool(number % 2))() is held
 
-        await asyncio.gather(*map(work, range(40)))
-
-    asyncio.run(main())
+    await asyncio.gather(*map(work, range(40)))
 
 
-def test_sync_to_async__under_a_generator(lock: Lock) -> None:
+async def test_sync_to_async__under_a_generator(lock: Lock) -> None:
     """The task is found through whatever lies between it and the call: generators, context managers, awaitables."""
 
     async def numbers() -> AsyncIterator[str]:
@@ -697,18 +637,15 @@ def test_sync_to_async__under_a_generator(lock: Lock) -> None:
         def __aiter__(self) -> Number:
             return self
 
-    async def main() -> None:
-        async with lock, manager() as answer:
-            assert answer == "re-enters"
-            assert await Wrapped() == "re-enters"
-            assert await anext(numbers()) == "re-enters"
-            assert await anext(numbers(), "none") == "re-enters"
-            assert await anext(Number(), "none") == "re-enters"
-
-    asyncio.run(main())
+    async with lock, manager() as answer:
+        assert answer == "re-enters"
+        assert await Wrapped() == "re-enters"
+        assert await anext(numbers()) == "re-enters"
+        assert await anext(numbers(), "none") == "re-enters"
+        assert await anext(Number(), "none") == "re-enters"
 
 
-def test_sync_to_async__of_a_task_that_was_cancelled(lock: Lock) -> None:
+async def test_sync_to_async__of_a_task_that_was_cancelled(lock: Lock) -> None:
     """Code whose task does not wait for it any more has no outer owner, and re-enters nothing of that task."""
     begun, go_on = threading.Event(), threading.Event()
     answers: list[str] = []
@@ -718,26 +655,23 @@ def test_sync_to_async__of_a_task_that_was_cancelled(lock: Lock) -> None:
         assert go_on.wait(LONG)
         answers.append(ask(lock))
 
-    async def main() -> None:
-        async def work() -> None:
-            async with lock:
-                with contextlib.suppress(asyncio.CancelledError):
-                    await sync_to_async(code, thread_sensitive=False)()
-                go_on.set()
-                while not answers:  # noqa: ASYNC110 - set by a thread
-                    await asyncio.sleep(0.005)
+    async def work() -> None:
+        async with lock:
+            with contextlib.suppress(asyncio.CancelledError):
+                await sync_to_async(code, thread_sensitive=False)()
+            go_on.set()
+            while not answers:  # noqa: ASYNC110 - set by a thread
+                await asyncio.sleep(0.005)
 
-        task = asyncio.create_task(work())
-        await asyncio.to_thread(begun.wait, LONG)
-        task.cancel()
-        await task
-
-    asyncio.run(main())
+    task = asyncio.create_task(work())
+    await asyncio.to_thread(begun.wait, LONG)
+    task.cancel()
+    await task
     assert answers == ["waits"]
 
 
 @sensitive
-def test_sync_to_async__task_not_found(lock: Lock, monkeypatch: pytest.MonkeyPatch, sensitive: bool) -> None:
+async def test_sync_to_async__task_not_found(lock: Lock, monkeypatch: pytest.MonkeyPatch, sensitive: bool) -> None:
     """Code whose task cannot be found, as with another asgiref, has its own holds and no others."""
     monkeypatch.setattr(owners, "_waiting_task", lambda _call: None)
 
@@ -745,15 +679,12 @@ def test_sync_to_async__task_not_found(lock: Lock, monkeypatch: pytest.MonkeyPat
         with Lock("k", lock.pool):
             return ask(lock)
 
-    async def main() -> None:
-        async with lock:
-            assert await sync_to_async(ask, thread_sensitive=sensitive)(lock) == "waits"
-        assert await sync_to_async(alone, thread_sensitive=sensitive)() == "re-enters"
-        held = await sync_to_async(lock.acquire, thread_sensitive=sensitive)()
+    async with lock:
         assert await sync_to_async(ask, thread_sensitive=sensitive)(lock) == "waits"
-        await held.arelease()
-
-    asyncio.run(main())
+    assert await sync_to_async(alone, thread_sensitive=sensitive)() == "re-enters"
+    held = await sync_to_async(lock.acquire, thread_sensitive=sensitive)()
+    assert await sync_to_async(ask, thread_sensitive=sensitive)(lock) == "waits"
+    await held.arelease()
 
 
 @pytest.mark.parametrize("loop_is", ["closed", "other"])
@@ -769,7 +700,7 @@ def test_waiting_task__cannot_be_found(loop_is: str) -> None:
     assert thread_handler(loop, None) is None
 
 
-def test_sync_to_async__faster_than_its_task(lock: Lock) -> None:
+async def test_sync_to_async__faster_than_its_task(lock: Lock) -> None:
     """A thread that asks before its task has begun to wait for it finds the task all the same."""
 
     class Eager(ThreadPoolExecutor):
@@ -795,15 +726,12 @@ def test_sync_to_async__faster_than_its_task(lock: Lock) -> None:
         asking_now.pop().set()
         return ask(lock)
 
-    async def main() -> None:
-        with Eager(1) as executor:
-            async with lock:
-                assert await sync_to_async(code, thread_sensitive=False, executor=executor)() == "re-enters"
-
-    asyncio.run(main())
+    with Eager(1) as executor:
+        async with lock:
+            assert await sync_to_async(code, thread_sensitive=False, executor=executor)() == "re-enters"
 
 
-def test_sync_to_async__with_a_context_of_its_own(lock: Lock) -> None:
+async def test_sync_to_async__with_a_context_of_its_own(lock: Lock) -> None:
     """With a thread for each context, as each ASGI request has it, code of different tasks waits for each other."""
 
     async def work() -> int:
@@ -813,10 +741,7 @@ def test_sync_to_async__with_a_context_of_its_own(lock: Lock) -> None:
             await sync_to_async(held.release)()
             return held.token
 
-    async def main() -> list[int]:
-        return await asyncio.gather(*(work() for _ in range(3)))
-
-    assert len(set(asyncio.run(main()))) == 3
+    assert len(set(await asyncio.gather(*(work() for _ in range(3))))) == 3
 
 
 # Bridges: a coroutine for a thread.

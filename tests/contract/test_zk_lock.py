@@ -15,7 +15,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django_zklock import (
     AsyncUnsafe,
     Held,
-    Identity,
     Lock,
     LockTimeout,
     ZooKeeperUnavailable,
@@ -232,35 +231,27 @@ def test_holders__left_meanwhile(
     waiting.result().release()
 
 
-def test_holders__asyncio(other_client: OtherClient) -> None:
+async def test_holders__asyncio(other_client: OtherClient) -> None:
     """A coroutine awaits `aholders`; the blocking call is refused where an event loop runs."""
     other_client.take("k")
-
-    async def main() -> tuple[Identity | None, ...]:
-        with pytest.raises(AsyncUnsafe, match=r"await lock\.aholders\(\)"):
-            zk_lock("k").holders()
-        return await zk_lock("k").aholders()
-
-    (holder,) = asyncio.run(main())
+    with pytest.raises(AsyncUnsafe, match=r"await lock\.aholders\(\)"):
+        zk_lock("k").holders()
+    (holder,) = await zk_lock("k").aholders()
     assert str(holder).startswith("label the other client")
 
 
-def test_aholders__busy_executor(other_client: OtherClient) -> None:
+async def test_aholders__busy_executor(other_client: OtherClient) -> None:
     """The application's work in threads does not keep the answer back."""
     other_client.take("k")
     over = threading.Event()
-
-    async def main() -> tuple[Identity | None, ...]:
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(1))
-        busy = loop.run_in_executor(None, over.wait)
-        try:
-            return await asyncio.wait_for(zk_lock("k").aholders(), 2 * GRACE)
-        finally:
-            over.set()
-            await busy
-
-    (holder,) = asyncio.run(main())
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    busy = loop.run_in_executor(None, over.wait)
+    try:
+        (holder,) = await asyncio.wait_for(zk_lock("k").aholders(), 2 * GRACE)
+    finally:
+        over.set()
+        await busy
     assert str(holder).startswith("label the other client")
 
 
