@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -130,6 +131,30 @@ def test_trail__not_ours_to_write(
     assert caplog.text.count("event=not_in_trail ") == 2
 
 
+def come_before(
+    monkeypatch: pytest.MonkeyPatch, breaker: Pool, call: Callable[[], None], *, allowed: int, is_lost: bool
+) -> None:
+    """Make a call right before the request of a break leaves, which is sent then, or lost with its connection."""
+    wait_until(lambda: breaker.inspection().connected)
+    wire = breaker.inspection().wire
+    write_all = wire.write_all
+
+    def write_late(writes: Any, *arguments: Any, **options: Any) -> None:
+        if allowed != Permissions.ALL and len(writes) > 1:
+            # The trail is refused first.
+            write_all(writes, *arguments, **options)
+            return
+        monkeypatch.setattr(wire, "write_all", write_all)
+        # In another thread: nothing may wait in that of a connection.
+        Runner(call).result()
+        if is_lost:
+            wire.drop("the test says so")
+        else:
+            write_all(writes, *arguments, **options)
+
+    monkeypatch.setattr(wire, "write_all", write_late)
+
+
 @pytest.mark.parametrize("is_lost", [True, False])
 @pytest.mark.parametrize("allowed", [Permissions.ALL, Permissions.READ])
 def test_break__released_before_it(
@@ -142,24 +167,7 @@ def test_break__released_before_it(
     breaker = make_pool()
     held = Lock("k", make_pool()).acquire(60)
     kazoo_client.create(trail.path(breaker), b"", acl=[ACL(allowed, ANYONE_ID_UNSAFE)])
-    wait_until(lambda: breaker.inspection().connected)
-    wire = breaker.inspection().wire
-    write_all = wire.write_all
-
-    def lose(writes: Any, *arguments: Any, **options: Any) -> None:
-        if allowed != Permissions.ALL and len(writes) > 1:
-            # The trail is refused first.
-            write_all(writes, *arguments, **options)
-            return
-        monkeypatch.undo()
-        # In another thread: nothing may wait in that of a connection.
-        Runner(lambda: held.release(wait=True)).result()
-        if is_lost:
-            wire.drop("the test says so")
-        else:
-            write_all(writes, *arguments, **options)
-
-    monkeypatch.setattr(wire, "write_all", lose)
+    come_before(monkeypatch, breaker, lambda: held.release(wait=True), allowed=allowed, is_lost=is_lost)
     with pytest.raises(NotHeld, match="is gone"):
         actions.break_lock(breaker, held.node, token=held.token, why="it hangs", timeout=20)
     assert allowed != Permissions.ALL or trail.read(breaker, timeout=60) == []
@@ -176,32 +184,14 @@ def test_break__two_operators_in_one_millisecond(
     # A server soon deletes an empty queue, and with it the note of the operator that has broken the lock.
     kazoo_client.create(f"{held.lock.paths[0]}/_c_{new_guid()}-lock-", ephemeral=True, sequence=True)
     kazoo_client.create(trail.path(first), b"", acl=[ACL(allowed, ANYONE_ID_UNSAFE)])
-    wait_until(lambda: second.inspection().connected)
-    wire = second.inspection().wire
-    write_all = wire.write_all
+
+    def break_as(pool: Pool, name: str) -> None:
+        actions.break_lock(pool, held.node, token=held.token, why="it hangs", by=name, timeout=20)
+
+    come_before(monkeypatch, second, lambda: break_as(first, "ada"), allowed=allowed, is_lost=is_lost)
     monkeypatch.setattr(time, "time", lambda: 1e9)
-
-    def come_too_late(writes: Any, *arguments: Any, **options: Any) -> None:
-        if allowed != Permissions.ALL and len(writes) > 1:
-            # The trail is refused first.
-            write_all(writes, *arguments, **options)
-            return
-        monkeypatch.setattr(wire, "write_all", write_all)
-        # In another thread: nothing may wait in that of a connection.
-        break_as(first, "ada").result()
-        if is_lost:
-            wire.drop("the test says so")
-        else:
-            write_all(writes, *arguments, **options)
-
-    def break_as(pool: Pool, name: str) -> Runner:
-        return Runner(
-            lambda: actions.break_lock(pool, held.node, token=held.token, why="it hangs", by=name, timeout=20)
-        )
-
-    monkeypatch.setattr(wire, "write_all", come_too_late)
     with pytest.raises(NotHeld, match=r"is gone: it was broken by ada: it hangs$"):
-        break_as(second, "bob").result()
+        break_as(second, "bob")
     assert [each.by for each in trail.read(first, timeout=60)] == (["ada"] if allowed == Permissions.ALL else [])
 
 
