@@ -11,8 +11,12 @@ from django.core.management import CommandError, call_command
 from django_zklock.management.commands.zklock import Command, UnsuccessfulError
 from django_zklock.management.subcommands.exit_codes import INTERRUPTED
 from django_zklock.zk.held import Held
+from django_zklock.zk.node_data import Work
 
 GUID = "01234567-89ab-cdef-0123-456789abcdef"
+# What a client may write into its node: it clears the screen, turns the text around and forges a row.
+NASTY = "\x1b[2J\u202egpj.exe\r\nfake row"
+BILL = Work(kind="task", name="billing.bill", id="77")
 
 Hold = Callable[..., Held]
 Type = Callable[..., None]

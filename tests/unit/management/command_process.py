@@ -1,4 +1,4 @@
-"""``manage.py zklock`` as a process of its own, on a terminal or a pipe."""
+"""``manage.py zklock`` as a process of its own, with its output, on a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -13,6 +13,23 @@ from pathlib import Path
 from tests.toolbox.timing import scaled
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+def start_program(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Start Python with these arguments in the folder of the test project, with pipes for what it writes.
+
+    Without ``PYTHONUNBUFFERED``, unless that is given: reading a line shows that it was flushed.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT / "testproject",
+        env=inherited | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"} | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 class Process:

@@ -27,7 +27,7 @@ def test_answer_timeout(settings: Settings, stdout: io.StringIO, seconds: float)
     assert _common.answer_timeout(connections["default"], Terminal(OutputWrapper(stdout), None)) == seconds
 
 
-@pytest.mark.parametrize(
+commands = pytest.mark.parametrize(
     "command",
     [
         ["list"],
@@ -39,6 +39,25 @@ def test_answer_timeout(settings: Settings, stdout: io.StringIO, seconds: float)
     ],
     ids=lambda command: command[0],
 )
+
+
+@commands
+def test_unreachable(settings: Settings, command: list[str]) -> None:
+    """An unreachable ZooKeeper is an error of one line, within the connect timeout, with exit code 2.
+
+    It names the server for development, because the address is of this machine, and ends with the command to go on.
+    """
+    settings.ZKLOCK = {"default": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.5}}
+    began = time.monotonic()
+    error = failure(*command)
+    assert time.monotonic() - began < 4 + GRACE
+    assert error.returncode == 2
+    assert "ZooKeeper at 127.0.0.1:" in str(error)
+    assert "`manage.py zklock devserver` starts one" in str(error)
+    assert str(error).endswith("`manage.py zklock doctor` examines it")
+
+
+@commands
 def test_terminal__servers_refuse(settings: Settings, command: list[str]) -> None:
     """At a terminal each of these ends before ``CONNECT_TIMEOUT`` if the servers refuse."""
     limit = _common.SECOND_TRY + GRACE

@@ -10,7 +10,6 @@ import pty
 import socket
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from kazoo.client import KazooClient
@@ -21,15 +20,9 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import QueueEntry
-from tests.toolbox.django.command import GUID, Hold, Screen, Type, Wait, failure, run
-from tests.toolbox.network.port import free_port
+from tests.toolbox.django.command import BILL, GUID, NASTY, Hold, Screen, Type, Wait, failure, run
 from tests.unit.management.command_process import Process, Reader
 
-if TYPE_CHECKING:
-    from pytest_django import Settings
-
-NASTY = "\x1b[2J\u202egpj.exe\r\nfake row"
-BILL = Work(kind="task", name="billing.bill", id="77")
 BILL_AT_GATE = replace(BILL, worker="celery@web1", child=0, time_limit=300)
 
 pytest_plugins = ["tests.toolbox.django.command_fixtures"]
@@ -248,15 +241,6 @@ def test_break__interrupted(hold: Hold, operator: Type, monkeypatch: pytest.Monk
     monkeypatch.setattr(break_, "_confirmed", interrupt)
     run("break", "k", "--reason", "why", status=130, out=Screen())
     assert holding("k") == 1
-
-
-@pytest.mark.parametrize("action", ["break", "revoke"])
-def test_unreachable(settings: Settings, action: str) -> None:
-    """An unreachable ZooKeeper is an error of one line, with exit code 2."""
-    settings.ZKLOCK = {"default": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.5}}
-    error = failure(action, "k", "--reason", "why", *(["--yes"] if action == "break" else []))
-    assert error.returncode == 2
-    assert "ZooKeeper at 127.0.0.1:" in str(error)
 
 
 def test_operator__without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

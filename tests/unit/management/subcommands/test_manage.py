@@ -67,27 +67,15 @@ def test_manage__holder(command: type[Command], ensemble: Ensemble, monkeypatch:
     assert "command work" in seen[0]
 
 
-def test_manage__waits(
-    command: type[Command],
-    other_client: OtherClient,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A taken lock is waited for, and the command names its holder."""
-    other_client.take("k")
-    error = failure("manage", "k", "--timeout", "0.1", "--", "work")
-    assert error.returncode == exit_codes.CONFLICT
-    error = failure("manage", "k", "--on-conflict", "fail", "--", "work")
-    assert error.returncode == exit_codes.CONFLICT
-    assert command.calls == []
-
-
-def test_manage__says_for_whom(command: type[Command], other_client: OtherClient) -> None:
-    """Before it waits, the command names the holder of the lock."""
+def test_manage__waits(command: type[Command], other_client: OtherClient) -> None:
+    """A taken lock is waited for, and before that the command names its holder."""
     other_client.take("k")
     out = StringIO()
-    failure("manage", "k", "--timeout", "0.1", "--", "work", out=out)
+    for options in (["--timeout", "0.1"], ["--on-conflict", "fail"]):
+        error = failure("manage", "k", *options, "--", "work", out=out)
+        assert error.returncode == exit_codes.CONFLICT
     assert out.getvalue().startswith("Waiting for lock k, held by label the other client")
+    assert command.calls == []
 
 
 def test_manage__command_fails(

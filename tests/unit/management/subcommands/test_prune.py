@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from kazoo.client import KazooClient
 
 from django_zklock.zk.ops import actions
-from tests.toolbox.django.command import Hold, failure, run
-from tests.toolbox.network.port import free_port
-
-if TYPE_CHECKING:
-    from pytest_django import Settings
+from tests.toolbox.django.command import Hold, run
 
 pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
@@ -38,9 +32,3 @@ def test_prune__in_batches(zklock: str, kazoo_client: KazooClient, monkeypatch: 
     assert run("prune").endswith(f"k4\nRemoved 5 empty queues under {zklock}.\n")
     kazoo_client.create(f"{zklock}/k")
     assert run("prune").endswith(f"Removed 1 empty queue under {zklock}.\n")
-
-
-def test_prune__unreachable(settings: Settings) -> None:
-    """An unreachable ZooKeeper is exit code 2."""
-    settings.ZKLOCK = {"default": {"HOSTS": f"127.0.0.1:{free_port()}", "CONNECT_TIMEOUT": 0.5}}
-    assert failure("prune").returncode == 2

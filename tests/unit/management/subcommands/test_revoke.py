@@ -16,12 +16,9 @@ from django_zklock.zk import node_data
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import LockSnapshot
-from tests.toolbox.django.command import GUID, Hold, Screen, Type, failure, run
+from tests.toolbox.django.command import BILL, GUID, NASTY, Hold, Screen, Type, failure, run
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import wait_until
-
-NASTY = "\x1b[2J\u202egpj.exe\r\nfake row"
-BILL = Work(kind="task", name="billing.bill", id="77")
 
 pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 

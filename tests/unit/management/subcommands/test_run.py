@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -29,11 +27,11 @@ from tests.toolbox.threads import Runner
 from tests.toolbox.timing import GRACE, LONG_SESSION, scaled, wait_until
 from tests.toolbox.zookeeper.observer import Observer
 from tests.toolbox.zookeeper.server import ZooKeeper
+from tests.unit.management.command_process import start_program
 
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-ROOT = Path(__file__).resolve().parents[4]
 PARENT = "/django_zklock"
 
 pytestmark = pytest.mark.zookeeper
@@ -43,23 +41,12 @@ class Run:
     """A running ``manage.py zklock run``."""
 
     def __init__(self, hosts: str, key: str, *arguments: str, session_timeout: float = LONG_SESSION) -> None:
-        environment = {
-            **os.environ,
-            "DJANGO_SETTINGS_MODULE": "tests.toolbox.celery.projects.plain",
-            "PYTHONPATH": str(ROOT),
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONWARNINGS": "error",
-            "ZOOKEEPER_HOSTS": hosts,
-            "TESTPROJECT_SESSION_TIMEOUT": str(scaled(session_timeout)),
-        }
-        self.process = subprocess.Popen(
-            [sys.executable, "manage.py", "zklock", "run", key, *arguments],
-            cwd=ROOT / "testproject",
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        self.process = start_program(
+            *("manage.py", "zklock", "run", key, *arguments),
+            DJANGO_SETTINGS_MODULE="tests.toolbox.celery.projects.plain",
+            PYTHONUNBUFFERED="1",
+            ZOOKEEPER_HOSTS=hosts,
+            TESTPROJECT_SESSION_TIMEOUT=str(scaled(session_timeout)),
         )
 
     def read_line(self) -> str:
@@ -426,22 +413,6 @@ def test_run__lost_lock_kills_after_the_grace_period(start: Start, nodes: Nodes,
     wait_until(lambda: not any(map(is_running, pids)), timeout=GRACE)
 
 
-@pytest.mark.slow
-def test_run__server_gone(start: Start) -> None:
-    """An outage longer than the lease loses the lock, and the command is ended."""
-    with ZooKeeper() as server:
-        run = start("run-gone", "--", "sh", "-c", "echo ready; exec sleep 60", hosts=server.hosts, session_timeout=2)
-        assert run.read_line() == "ready"
-        server.pause()
-        began = time.monotonic()
-        status, _out, errors = run.end()
-        assert status == 76
-        # The lease, and the time to close the session at exit; the command itself takes 60.
-        assert time.monotonic() - began < 2 * 2 + GRACE
-        assert "was lost" in errors
-        server.resume()
-
-
 def test_run__unreachable(run_here: RunHere, settings: Settings, tmp_path: Path) -> None:
     """An unreachable ZooKeeper is exit code 69 with one line of error, and nothing runs."""
     settings.ZKLOCK = {"default": settings.ZKLOCK["default"] | {"HOSTS": f"127.0.0.1:{free_port()}"}}
@@ -491,22 +462,6 @@ def test_run__key_with_a_dash(zklock: str, kazoo_client: KazooClient, dashed: st
     call_command("zklock", "run", "--timeout", "5", "--", dashed, "--", *command)
     # A contender was in the queue.
     assert kazoo_client.exists(path).cversion > 0
-
-
-def test_run__lost_in_process(zklock: str, kazoo_client: KazooClient) -> None:
-    """A lost lock is an error with its own exit code."""
-
-    def break_it() -> None:
-        path = f"{zklock}/key"
-        wait_until(lambda: kazoo_client.exists(path) and kazoo_client.get_children(path))
-        kazoo_client.delete(f"{path}/{kazoo_client.get_children(path)[0]}")
-
-    breaker = threading.Thread(target=break_it)
-    breaker.start()
-    with pytest.raises(CommandError, match="was lost while the command ran") as caught:
-        call_command("zklock", "run", "key", "--", "sleep", "60")
-    breaker.join(10)
-    assert caught.value.returncode == 76
 
 
 def test_run__lost_at_its_end() -> None:

@@ -25,7 +25,7 @@ from django_zklock.management.subcommands import _common, _output, _watch
 from django_zklock.management.subcommands import watch as subcommand
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.node_data import Work
-from tests.toolbox.django.command import GUID, Hold, Screen, failure, run
+from tests.toolbox.django.command import BILL, GUID, NASTY, Hold, Screen, failure, run
 from tests.toolbox.network.port import free_port
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import GRACE, wait_until
@@ -34,8 +34,6 @@ from tests.unit.management.command_process import Process, Reader
 if TYPE_CHECKING:
     from pytest_django import Settings
 
-NASTY = "\x1b[2J\u202egpj.exe\r\nfake row"
-BILL = Work(kind="task", name="billing.bill", id="77")
 HEIGHT, WIDTH = 24, 100
 OFTEN = ("--interval", "0.2")
 
