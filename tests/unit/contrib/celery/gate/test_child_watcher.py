@@ -25,72 +25,73 @@ def refuse(pid: int, flags: int = 0) -> int:
     raise PermissionError(1, "Operation not permitted")
 
 
-@pytest.mark.shows("faults#a-child-is-killed-and-the-system-does-not-tell-of-its-end")
-@pytest.mark.parametrize("is_refused", [False, True])
-def test_end__is_noticed(monkeypatch: pytest.MonkeyPatch, is_refused: bool) -> None:
-    """The end of each child is noticed before anybody reads it, also where a container forbids to wait for it."""
-    if is_refused:
+def child() -> subprocess.Popen[bytes]:
+    """Start a child that runs until it is killed."""
+    return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+
+@pytest.fixture
+def ended() -> queue.Queue[int]:
+    """Return the pids of the children whose end the watcher has noticed."""
+    return queue.Queue()
+
+
+@pytest.fixture(params=[False, True], ids=["", "refused"])
+def watcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, ended: queue.Queue[int]) -> ChildWatcher:
+    """Return a watcher, also in a container that forbids to wait for children."""
+    if request.param:
         monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
-    ended: queue.Queue[int] = queue.Queue()
-    watcher = ChildWatcher(lambda _hold_id: None, ended.put)
+    return ChildWatcher(lambda _hold_id: None, ended.put)
+
+
+@pytest.mark.shows("faults#a-child-is-killed-and-the-system-does-not-tell-of-its-end")
+def test_end__is_noticed(watcher: ChildWatcher, ended: queue.Queue[int]) -> None:
+    """The end of each child is noticed before anybody reads it."""
     # The second one while the watcher waits for others.
     for _ in range(2):
-        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-            assert watcher.add(child.pid)
-            assert watcher.add(child.pid)
-            child.kill()
-            assert ended.get(timeout=SOON) == child.pid
+        with child() as watched:
+            assert watcher.add(watched.pid)
+            assert watcher.add(watched.pid)
+            watched.kill()
+            assert ended.get(timeout=SOON) == watched.pid
     assert ended.empty()
 
 
-@pytest.mark.parametrize("is_refused", [False, True])
-def test_close(monkeypatch: pytest.MonkeyPatch, is_refused: bool) -> None:
+def test_close(watcher: ChildWatcher, ended: queue.Queue[int]) -> None:
     """A watcher that is closed has no descriptor and no thread, and watches no child."""
-    if is_refused:
-        monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
-    ended: queue.Queue[int] = queue.Queue()
-    watcher = ChildWatcher(lambda _hold_id: None, ended.put)
     pipe = identity(os.fstat(watcher._write_end))
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        assert watcher.add(child.pid)
+    with child() as watched:
+        assert watcher.add(watched.pid)
         thread = watcher._thread
         assert thread is not None
         watcher.close()
         thread.join(SOON)
-        assert not watcher.add(child.pid)
-        child.kill()
+        assert not watcher.add(watched.pid)
+        watched.kill()
     assert (thread.is_alive(), pipe in open_files(), ended.empty()) == (False, False, True)
     watcher.send_release(7)
 
 
-@pytest.mark.parametrize("is_refused", [False, True])
-def test_end__is_noticed_late(monkeypatch: pytest.MonkeyPatch, is_refused: bool) -> None:
+def test_end__is_noticed_late(watcher: ChildWatcher, ended: queue.Queue[int]) -> None:
     """A child that has ended before it is watched is noticed at once, whether its end was read or not."""
-    if is_refused:
-        monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
-    ended: queue.Queue[int] = queue.Queue()
-    watcher = ChildWatcher(lambda _hold_id: None, ended.put)
-    with subprocess.Popen([sys.executable, "-c", ""]) as child:
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert not watcher.add(child.pid) or ended.get(timeout=SOON) == child.pid
-        child.wait(SOON)
-        assert not watcher.add(child.pid)
+    with subprocess.Popen([sys.executable, "-c", ""]) as watched:
+        os.waitid(os.P_PID, watched.pid, os.WEXITED | os.WNOWAIT)
+        assert not watcher.add(watched.pid) or ended.get(timeout=SOON) == watched.pid
+        watched.wait(SOON)
+        assert not watcher.add(watched.pid)
 
 
-def test_end__without_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("watcher", [False], indirect=True)
+def test_end__without_a_descriptor(
+    watcher: ChildWatcher, ended: queue.Queue[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker that has no descriptor left notices the ends of its children nevertheless, of earlier ones too."""
-    ended: queue.Queue[int] = queue.Queue()
-    watcher = ChildWatcher(lambda _hold_id: None, ended.put)
 
-    def child() -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    def fail(pid: int, flags: int = 0) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
 
     with child() as before, child() as after:
         assert watcher.add(before.pid)
-
-        def fail(pid: int, flags: int = 0) -> int:
-            raise OSError(errno.EMFILE, "Too many open files")
-
         monkeypatch.setattr(os, "pidfd_open", fail, raising=False)
         assert watcher.add(after.pid)
         for each in (after, before):
@@ -98,17 +99,15 @@ def test_end__without_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
             assert ended.get(timeout=SOON) == each.pid
 
 
-def test_end__without_waitid(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("watcher", [True], indirect=True)
+def test_end__without_waitid(watcher: ChildWatcher, ended: queue.Queue[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """On macOS before Python 3.13, which has neither call, the end is noticed when Celery has read it."""
-    monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
     monkeypatch.delattr(os, "waitid")
-    ended: queue.Queue[int] = queue.Queue()
-    watcher = ChildWatcher(lambda _hold_id: None, ended.put)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        assert watcher.add(child.pid)
-        child.kill()
-        child.wait(SOON)
-        assert ended.get(timeout=SOON) == child.pid
+    with child() as watched:
+        assert watcher.add(watched.pid)
+        watched.kill()
+        watched.wait(SOON)
+        assert ended.get(timeout=SOON) == watched.pid
 
 
 def test_release__another_one_fails() -> None:

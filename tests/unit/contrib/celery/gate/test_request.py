@@ -124,12 +124,10 @@ def test_lost__the_loss_is_the_failure(how: str) -> None:
     else:
         locked.attempts.contender.lost = "its node was deleted"
     if how == "killed":
-        locked._on_change()
-        workplace.loop.fire()
+        workplace.lose(locked)
     assert workplace.watcher.killed == ([71] if how == "killed" else [])
     on_timeout = locked.request.on_timeout
-    workplace.gate._on_child_exit(71)
-    workplace.loop.turn()
+    workplace.end_child()
     on_failure(SimpleNamespace(exception=WorkerLostError("signal 9")))
     on_timeout(soft=False, timeout=60)
     (failure,) = workplace.failures
@@ -148,11 +146,8 @@ def test_lost__the_pool_was_first(by_time: bool) -> None:
     else:
         locked.request.on_failure(SimpleNamespace(exception=WorkerLostError("signal 9")))
     failures = len(workplace.failures)
-    locked.attempts.contender.lost = "its node was deleted"
-    locked._on_change()
-    workplace.loop.fire()
-    workplace.gate._on_child_exit(71)
-    workplace.loop.turn()
+    workplace.lose(locked)
+    workplace.end_child()
     assert (workplace.watcher.killed, len(workplace.failures), locked.phase) == ([], failures, Phase.OVER)
 
 
@@ -164,11 +159,8 @@ def test_lost__after_the_body(is_read: bool) -> None:
     assert in_child.claim(71)
     assert not is_read or locked._is_claimed()
     in_child.end()
-    locked.attempts.contender.lost = "its node was deleted"
-    locked._on_change()
-    workplace.loop.fire()
-    workplace.gate._on_child_exit(71)
-    workplace.loop.turn()
+    workplace.lose(locked)
+    workplace.end_child()
     assert (workplace.watcher.killed, workplace.failures, locked.verdict) == ([], [], Verdict.GRANTED)
 
 
@@ -184,8 +176,7 @@ def test_lost__ends_once() -> None:
     locked._kill_child()
     on_success("result")
     assert (workplace.watcher.killed, successes) == ([71], [])
-    workplace.gate._on_child_exit(71)
-    workplace.loop.turn()
+    workplace.end_child()
     assert (len(workplace.failures), locked.phase) == (1, Phase.OVER)
 
 
@@ -195,10 +186,8 @@ def test_lost__child_is_gone_when_its_claim_is_read() -> None:
     locked, in_child = workplace.running(pid=None, on_lost="terminate")
     on_failure = locked.request.on_failure
     assert in_child.claim(71)
-    locked.attempts.contender.lost = "its node was deleted"
-    workplace.watcher.add = lambda pid: pid != 71  # type: ignore[method-assign]
-    locked._on_change()
-    workplace.loop.fire()
+    workplace.watcher.gone.add(71)
+    workplace.lose(locked)
     on_failure(SimpleNamespace(exception=WorkerLostError("signal 9")))
     assert (len(workplace.failures), locked.phase, locked.verdict) == (1, Phase.OVER, Verdict.KILLED)
 
@@ -213,13 +202,10 @@ def test_lost__accepted_after_the_end() -> None:
     locked, in_child = workplace.running(pid=None, on_lost="terminate")
     on_accepted = locked.request.on_accepted
     assert in_child.claim(71)
-    locked.attempts.contender.lost = "its node was deleted"
-    locked._on_change()
-    workplace.loop.fire()
+    workplace.lose(locked)
     assert workplace.watcher.killed == [71]
-    workplace.gate._on_child_exit(71)
-    workplace.loop.turn()
-    workplace.watcher.add = lambda pid: pid != 71  # type: ignore[method-assign]
+    workplace.end_child()
+    workplace.watcher.gone.add(71)
     on_accepted(71, monotonic())
     workplace.loop.turn()
     assert (len(workplace.failures), locked.phase, locked.verdict) == (1, Phase.OVER, Verdict.KILLED)
@@ -229,34 +215,25 @@ def test_lost__before_the_body() -> None:
     """A child that has not begun the body is not killed: it finds the loss, and acquires the lock itself."""
     workplace = Workplace()
     locked, in_child = workplace.running(on_lost="terminate")
-    locked.attempts.contender.lost = "its node was deleted"
-    locked._on_change()
-    workplace.loop.fire()
+    workplace.lose(locked)
     assert workplace.watcher.killed == []
     assert not in_child.claim(71)
 
 
-def test_accepted__claimed_by_a_child_that_died() -> None:
-    """When Celery gives a task to a second child, as the first one has claimed the hold and died, the lock is free."""
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_accepted__by_a_second_child(is_gone: bool) -> None:
+    """When Celery gives a task to a second child, the lock stays with the first, which has claimed it, to its end."""
     workplace = Workplace()
     locked, in_child = workplace.running()
     assert in_child.claim(71)
-    add, accepted = workplace.watcher.add, []
-    workplace.watcher.add = lambda pid: pid != 71 and add(pid)  # type: ignore[method-assign]
+    if is_gone:
+        workplace.watcher.gone.add(71)
+    accepted: list[int] = []
     locked._callbacks["on_accepted"] = lambda pid, _when: accepted.append(pid)
     locked.on_accepted(72, monotonic())
-    assert (locked.phase, locked.attempts.ends, accepted) == (Phase.OVER, 1, [72])
-
-
-def test_accepted__another_child_while_the_first_lives() -> None:
-    """The lock stays with the child that has claimed it, until that has ended."""
-    workplace = Workplace()
-    locked, in_child = workplace.running()
-    assert in_child.claim(71)
-    locked._callbacks["on_accepted"] = lambda _pid, _when: None
-    locked.on_accepted(72, monotonic())
-    assert (locked.pid, locked.attempts.ends) == (71, 0)
-    workplace.gate._on_child_exit(71)
+    assert (accepted, locked.pid, locked.attempts.ends) == ([72], 71, int(is_gone))
+    if not is_gone:
+        workplace.end_child()
     assert (locked.phase, locked.attempts.ends) == (Phase.OVER, 1)
 
 
@@ -428,7 +405,7 @@ def test_timeout__child_still_runs(soft: bool) -> None:
     locked.request.on_timeout(soft, 1.0)
     phases = [locked.phase]
     assert workplace.watcher.watched == {71}
-    workplace.gate._on_child_exit(71)
+    workplace.end_child()
     assert [*phases, locked.phase] == [Phase.SUBMITTED, Phase.OVER]
 
 
@@ -459,7 +436,7 @@ def test_drop__is_reported_if_the_lock_is_released(caplog: pytest.LogCaptureFixt
     if body_runs:
         # Its child is watched from now on, and its end releases the lock.
         assert workplace.watcher.watched == {71}
-        workplace.gate._on_child_exit(71)
+        workplace.end_child()
         assert locked.phase is Phase.OVER
     assert not in_child.claim(72)
 
@@ -493,21 +470,16 @@ def test_not_claimed__others_wait(forks: bool) -> None:
     assert not in_child.claim(71)
 
 
-def test_not_claimed__the_body_was_first() -> None:
-    """A hold that the body has taken stays with it, whatever waits."""
+@pytest.mark.parametrize(("has_ended", "phase"), [(False, Phase.CLAIMED), (True, Phase.RELEASED)])
+def test_not_claimed__the_body_was_first(has_ended: bool, phase: Phase) -> None:
+    """A hold that the body has taken stays with it, whatever waits, and one that it has given back was taken too."""
     locked, in_child = Workplace().running(pid=None)
     assert in_child.claim(71)
+    if has_ended:
+        in_child.end()
     locked._release_unclaimed()
-    assert (locked.phase, locked.verdict, locked.pid, locked.attempts.ends) == (Phase.CLAIMED, Verdict.GRANTED, 71, 0)
-
-
-def test_not_claimed__the_body_has_ended() -> None:
-    """A hold that the body has taken and given back is none that it has not taken."""
-    locked, in_child = Workplace().running(pid=None)
-    assert in_child.claim(71)
-    in_child.end()
-    locked._release_unclaimed()
-    assert (locked.phase, locked.verdict, locked.attempts.ends) == (Phase.RELEASED, Verdict.GRANTED, 1)
+    found = locked.phase, locked.verdict, locked.pid, locked.attempts.ends
+    assert found == (phase, Verdict.GRANTED, 71, int(has_ended))
 
 
 def test_not_claimed__child_has_yet_to_start() -> None:

@@ -19,7 +19,7 @@ from django_zklock.zk.session import SessionListener
 from django_zklock.zk.waiting import boottime
 from tests.toolbox.timing import scaled
 
-pytestmark = pytest.mark.celery
+pytestmark = [pytest.mark.celery, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
 # Seconds, enough for a busy machine.
 SOON = scaled(60)
@@ -89,6 +89,9 @@ def use_again(scoreboard: Scoreboard) -> None:
         os.dup2(file.fileno(), scoreboard._claims.fd)
 
 
+changes = pytest.mark.parametrize("change", [close, use_again])
+
+
 def test_lease__renewed() -> None:
     """The lease of a hold is known from its beginning, and each heartbeat renews it until the hold is over."""
     scoreboard, session = Scoreboard(), Session()
@@ -118,12 +121,13 @@ def test_lease__of_a_hold_that_is_over() -> None:
 
 
 def test_claim__once_it_is_withdrawn() -> None:
-    """A withdrawn hold cannot be claimed, and a claimed one cannot be withdrawn."""
+    """A withdrawn hold cannot be claimed; a claimed one cannot be withdrawn, nor claimed by a second process."""
     scoreboard = Scoreboard()
     (claimed, in_one), (withdrawn, in_other) = opened(scoreboard, 1), opened(scoreboard, 2)
     assert in_one.claim(71)
     assert [cell.withdraw() for cell in (claimed, withdrawn)] == [False, True]
     assert not in_other.claim(72)
+    assert not in_one.claim(72)
     assert (claimed.claimed_by, withdrawn.claimed_by, in_one.state) == (71, None, HoldState.HELD)
     assert len(scoreboard.free) == MAX_CELLS - 1
 
@@ -150,8 +154,7 @@ def test_claim__of_a_hold_that_is_over() -> None:
     assert len(scoreboard.free) == MAX_CELLS
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("change", [close, use_again])
+@changes
 def test_claim__without_the_descriptor(change: Callable[[Scoreboard], None]) -> None:
     """A child that has closed the descriptor claims nothing any more, and touches no file that has got its number."""
     scoreboard = Scoreboard()
@@ -165,8 +168,7 @@ def test_claim__without_the_descriptor(change: Callable[[Scoreboard], None]) -> 
     assert cell.withdraw()
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("change", [close, use_again])
+@changes
 def test_claimed__then_without_the_descriptor(change: Callable[[Scoreboard], None]) -> None:
     """A body that closes the descriptor, or dies, keeps what it has claimed: the kernel forgets it, the memory not."""
     scoreboard = Scoreboard()
@@ -238,7 +240,6 @@ def test_claim__of_a_thread() -> None:
 
 
 @pytest.mark.shows("faults#the-lock-is-lost-when-the-body-has-ended-and-the-main-process-does-not-know-of-the-end")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_end__while_it_is_killed() -> None:
     """A body cannot end while its child is being killed: a reader of the end knows that nothing kills the child."""
     scoreboard = Scoreboard()
@@ -284,8 +285,7 @@ def test_end__is_not_killed() -> None:
     assert killed == [2]
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("change", [close, use_again])
+@changes
 def test_end__without_the_descriptor(change: Callable[[Scoreboard], None]) -> None:
     """A body that has closed the descriptor writes its end too."""
     scoreboard = Scoreboard()
@@ -337,14 +337,6 @@ def test_full() -> None:
     with pytest.raises(IndexError):
         ParentCell(scoreboard, 1, contender)
     assert contender.session.listeners == {}
-
-
-def test_claim__of_another_process() -> None:
-    """A hold that one process has claimed is not for a second one."""
-    cell, in_child_of_it = opened(Scoreboard(), 1)
-    assert in_child_of_it.claim(71)
-    assert not in_child_of_it.claim(72)
-    assert cell.claimed_by == 71
 
 
 def test_lost__before_the_reason() -> None:

@@ -60,17 +60,21 @@ class Session:
     def add_listener(self, _listener: object) -> None: ...
 
 
+def a_contender() -> Any:
+    """Return a contender that has no answer yet."""
+    return SimpleNamespace(
+        session=Session(), wait=True, answered=False, holder=None, token=5, node_paths={"/k": "/k/1"},
+        lost=None, revoked=None, loss_reason_pending=False,
+        post=lambda call: call(), when_deleted=lambda call: call(),
+    )  # fmt: skip
+
+
 class Attempts:
     """The attempts of a request, which the test decides."""
 
     def __init__(self, locked: Any) -> None:
-        contender = SimpleNamespace(
-            session=Session(), wait=True, answered=False, holder=None, token=5, node_paths={"/k": "/k/1"},
-            lost=None, revoked=None, loss_reason_pending=False,
-            post=lambda call: call(), when_deleted=lambda call: call(),
-        )  # fmt: skip
         self.locked = locked
-        self.contender: Any = contender
+        self.contender = a_contender()
         self.decided = self.lease_expired = False
         self.starts = self.ends = 0
         self.followers: list[set[str]] = []
@@ -118,16 +122,17 @@ class Attempt:
 
 
 class Watcher:
-    """Records which children are watched and killed."""
+    """Records which children are watched and killed; those that are ``gone`` have ended before."""
 
     def __init__(self) -> None:
         self.watched: set[int] = set()
+        self.gone: set[int] = set()
         self.killed: list[int] = []
         self.on_kill: Callable[[], object] = lambda: None
 
     def add(self, pid: int) -> bool:
         self.watched.add(pid)
-        return True
+        return pid not in self.gone
 
     def kill(self, pid: int) -> None:
         self.on_kill()
@@ -221,6 +226,17 @@ class Workplace:
         if pid is not None:
             locked._watch_child(pid)
         return locked, Cell(self.gate.scoreboard, locked.cell.number, locked.hold_id) if locked.cell else None
+
+    def lose(self, locked: Any) -> None:
+        """Let the session lose the lock of a request, and what follows from that happen."""
+        locked.attempts.contender.lost = "its node was deleted"
+        locked._on_change()
+        self.loop.fire()
+
+    def end_child(self, pid: int = 71) -> None:
+        """Let the watcher notice the end of a child."""
+        self.gate._on_child_exit(pid)
+        self.loop.turn()
 
     def end_task(self) -> None:
         """Let the task end that uses the slot."""

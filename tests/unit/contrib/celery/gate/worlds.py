@@ -22,7 +22,7 @@ from django_zklock.contrib.celery.gate.states import STEPS, Effect, Event, Pair,
 from django_zklock.contrib.celery.gate.ticket import HEADER
 from django_zklock.contrib.celery.internals import messages
 from django_zklock.exceptions import LockConflict
-from tests.unit.contrib.celery.gate.workplace import Session, Workplace
+from tests.unit.contrib.celery.gate.workplace import Workplace, a_contender
 
 # What may go wrong in a world, or end a wait: each once. "other" is a contender of another worker, and "full" has no
 # cells. With "taken" there is one task, another worker has the lock at the beginning, and a task without a lock comes.
@@ -49,11 +49,7 @@ class Asked:
         self.on_change = on_change
         self.is_waiting = self.is_notified = self.was_contended = False
         self.error: Exception | None = None
-        self.contender: Any = SimpleNamespace(
-            session=Session(), wait=True, answered=False, holder=None, token=5, node_paths={"/k": "/k/1"},
-            lost=None, revoked=None, loss_reason_pending=False,
-            post=lambda call: call(), when_deleted=lambda call: call(),
-        )  # fmt: skip
+        self.contender = a_contender()
 
     def start(self) -> None:
         self.is_waiting = True
