@@ -19,6 +19,7 @@ NASTY = "\x1b[2J\u202egpj.exe\r\nfake row"
 BILL = Work(kind="task", name="billing.bill", id="77")
 
 Hold = Callable[..., Held]
+Join = Callable[..., str]
 Type = Callable[..., None]
 Wait = Callable[..., None]
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+from kazoo.client import KazooClient
 
 from django_zklock import operations
 from django_zklock.api import zk_lock
@@ -17,7 +18,7 @@ from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.ops.snapshots import LockSnapshot
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import Cancellation
-from tests.toolbox.django.command import Hold, Screen, Type, Wait
+from tests.toolbox.django.command import GUID, Hold, Join, Screen, Type, Wait
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import scaled, wait_until
 from tests.toolbox.zookeeper.server import ZooKeeper
@@ -62,6 +63,20 @@ def wait_for(zklock: str) -> Iterator[Wait]:
     cancellation.cancel()
     for each in waiters:
         each.result()
+
+
+@pytest.fixture
+def join(kazoo_client: KazooClient, zklock: str) -> Join:
+    """Return a function that adds a contender of another client to a queue, and returns the path of its node."""
+
+    def create(queue: Held | str, data: bytes = b"", *, label: str = "lock-") -> str:
+        folder = queue.lock.paths[0] if isinstance(queue, Held) else f"{zklock}/{queue}"
+        path: str = kazoo_client.create(
+            f"{folder}/_c_{GUID}-{label}", data, ephemeral=True, sequence=True, makepath=True
+        )
+        return path
+
+    return create
 
 
 @pytest.fixture

@@ -14,11 +14,6 @@ from django.urls import reverse
 from django_zklock.zk import paths
 
 LIST = "/admin/django_zklock/lock/"
-
-
-GUID = "01234567-89ab-cdef-0123-456789abcdef"
-
-
 NASTY = "<script>alert('1')</script>&\u202egpj.exe\x1b[31m"
 
 

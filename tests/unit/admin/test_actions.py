@@ -23,11 +23,11 @@ from django_zklock.zk import paths
 from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import actions
-from tests.toolbox.django.command import Hold, run
+from tests.toolbox.django.command import Hold, Join, run
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.timing import wait_until
 from tests.toolbox.zookeeper.server import ZooKeeper
-from tests.unit.admin.pages import GUID, body_of, member, text_of
+from tests.unit.admin.pages import body_of, member, text_of
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -71,10 +71,10 @@ def send(client: Client, key: str, action: str, form: dict[str, str]) -> HttpRes
     return response
 
 
-def test_break(boss: Client, hold: Hold, kazoo_client: KazooClient) -> None:
+def test_break(boss: Client, hold: Hold, join: Join) -> None:
     """The holder loses its lock and gets user and reason; the log and the lock's page show them too."""
     held = hold("account:17", Work(kind="task", name="billing.settle", id="5b7e"))
-    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    join(held)
     form = ask(boss, held, "break")
     text = text_of(send(boss, "account:17", "break", form | {"reason": "the bank is away"}))
     assert re.search(
@@ -187,10 +187,10 @@ def test_break__of_one_holder_or_several(boss: Client, hold: Hold, limit: int, *
 
 
 @both
-def test_action__names_the_holder(boss: Client, hold: Hold, kazoo_client: KazooClient, action: str) -> None:
+def test_action__names_the_holder(boss: Client, hold: Hold, join: Join, action: str) -> None:
     """The confirmation page names the holder and says what the action means."""
     held = hold("account:17", Work(kind="task", name="billing.settle", id="5b7e"))
-    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    join(held)
     text = text_of(boss.get(url_of("account:17", action), {"node": name_of(held)}))
     assert "task billing.settle [ 5b7e ] pid " in text
     assert f", token {held.token} " in text
@@ -268,29 +268,30 @@ def test_action__forged_form(boss: Client, hold: Hold, action: str, forged: dict
 
 
 @both
-def test_action__waiter(boss: Client, hold: Hold, kazoo_client: KazooClient, action: str) -> None:
+def test_action__waiter(boss: Client, hold: Hold, kazoo_client: KazooClient, action: str, join: Join) -> None:
     """A waiter can be neither broken nor revoked."""
     held = hold("account:17")
-    waiter = kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    waiter = join(held)
     response = boss.get(url_of("account:17", action), {"node": waiter.rpartition("/")[2]}, follow=True)
     assert "Nothing was done" in text_of(response)
     assert kazoo_client.exists(waiter)
 
 
-def call_before(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
-    """Call ``call`` right before the action is carried out."""
+def replace_actions(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], *, then_act: bool = False) -> None:
+    """Call ``call`` when an action is to be carried out: instead of it, or right before it."""
 
-    def patch(name: str) -> None:
+    def replace(name: str) -> None:
         act = getattr(actions, name)
 
-        def call_first(*arguments: Any, **options: Any) -> None:
+        def replaced(*arguments: Any, **options: Any) -> None:
             call()
-            act(*arguments, **options)
+            if then_act:
+                act(*arguments, **options)
 
-        monkeypatch.setattr(actions, name, call_first)
+        monkeypatch.setattr(actions, name, replaced)
 
-    patch("break_lock")
-    patch("revoke")
+    for name in ("break_lock", "revoke"):
+        replace(name)
 
 
 @both
@@ -299,7 +300,7 @@ def test_action__gone_in_between(boss: Client, hold: Hold, action: str, monkeypa
     held = hold("account:17")
     form = ask(boss, held, action) | {"reason": "close"}
 
-    call_before(monkeypatch, lambda: held.release(wait=True))
+    replace_actions(monkeypatch, lambda: held.release(wait=True), then_act=True)
     assert "Nothing was done" in text_of(send(boss, "account:17", action, form))
     assert not LogEntry.objects.exists()
 
@@ -332,7 +333,7 @@ def test_action__zookeeper_goes_away(
     boss: Client, own_zookeeper: ZooKeeper, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the outcome is unknown, page and log say so, and the form keeps the reason."""
-    call_before(monkeypatch, own_zookeeper.pause)
+    replace_actions(monkeypatch, own_zookeeper.pause, then_act=True)
     with zk_lock("account:17").acquire(120) as held:
         form = ask(boss, held, action) | {"reason": "in a hurry"}
         response = boss.post(url_of("account:17", action), form)
@@ -351,11 +352,10 @@ def test_action__refused(boss: Client, hold: Hold, action: str, monkeypatch: pyt
     """A refusal by ZooKeeper is shown and not logged."""
     held = hold("account:17")
 
-    def refuse(*_arguments: object, **_options: object) -> None:
+    def refuse() -> None:
         raise ZkLockError("ZooKeeper refused to do that: NoAuthError()")
 
-    monkeypatch.setattr(actions, "break_lock", refuse)
-    monkeypatch.setattr(actions, "revoke", refuse)
+    replace_actions(monkeypatch, refuse)
     text = text_of(send(boss, "account:17", action, ask(boss, held, action) | {"reason": "why not"}))
     assert "ZooKeeper refused to do that: NoAuthError()" in text
     assert not LogEntry.objects.exists()
@@ -384,12 +384,11 @@ def test_log__is_written_before(boss: Client, hold: Hold, action: str, monkeypat
     form = ask(boss, held, action) | {"reason": "in order"}
     seen = []
 
-    def look(*_arguments: object, **_options: object) -> None:
+    def look() -> None:
         seen.append((LogEntry.objects.get().change_message.partition(":")[0], len(connection.savepoint_ids)))
 
     outside = len(connection.savepoint_ids)
-    monkeypatch.setattr(actions, "break_lock", look)
-    monkeypatch.setattr(actions, "revoke", look)
+    replace_actions(monkeypatch, look)
     send(boss, "account:17", action, form)
     assert seen == [("Broken" if action == "break" else "Release requested", outside + 1)]
     assert LogEntry.objects.count() == 1
@@ -421,7 +420,7 @@ def test_log__cannot_be_written_nor_anything_done(
     held = hold("account:17")
     form = ask(boss, held, action) | {"reason": "both away"}
 
-    call_before(monkeypatch, lambda: held.release(wait=True))
+    replace_actions(monkeypatch, lambda: held.release(wait=True), then_act=True)
     read_only()
     text = text_of(send(boss, "account:17", action, form))
     assert "Nothing was done" in text
@@ -434,13 +433,12 @@ def test_log__outcome_not_known_nor_logged(
 ) -> None:
     """The page reports an unknown outcome that could not be logged."""
 
-    def lose_touch(*_arguments: object, **_options: object) -> None:
+    def lose_touch() -> None:
         raise ZooKeeperUnavailable("no answer; whether that was done is not known")
 
     held = hold("account:17")
     form = ask(boss, held, action) | {"reason": "both away"}
-    monkeypatch.setattr(actions, "break_lock", lose_touch)
-    monkeypatch.setattr(actions, "revoke", lose_touch)
+    replace_actions(monkeypatch, lose_touch)
     read_only()
     response = boss.post(url_of("account:17", action), form)
     assert response.status_code == 200

@@ -19,11 +19,11 @@ from django_zklock.connections import connections
 from django_zklock.zk import node_data
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import actions
-from tests.toolbox.django.command import Hold
+from tests.toolbox.django.command import Hold, Join
 from tests.toolbox.network.port import free_port
 from tests.toolbox.timing import GRACE
 from tests.toolbox.zookeeper.server import ZooKeeper
-from tests.unit.admin.pages import GUID, LIST, NASTY, body_of, text_of
+from tests.unit.admin.pages import LIST, NASTY, body_of, text_of
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -33,10 +33,10 @@ pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 pytestmark = [pytest.mark.django_db, pytest.mark.oldest]
 
 
-def test_list__row(viewer: Client, hold: Hold, kazoo_client: KazooClient) -> None:
+def test_list__row(viewer: Client, hold: Hold, join: Join) -> None:
     """A row has two lines: key, work, time of the hold and waiters; kind, token, process and host."""
     held = hold("account:17", Work(kind="task", name="billing.tasks.settle", id="5b7e3c52"))
-    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    join(held)
     response = viewer.get(LIST)
     assert response.status_code == 200
     text = text_of(response)
@@ -49,12 +49,10 @@ def test_list__row(viewer: Client, hold: Hold, kazoo_client: KazooClient) -> Non
 
 
 def test_list__moment_of_the_grant_is_not_known(
-    viewer: Client, hold: Hold, kazoo_client: KazooClient, zklock: str
+    viewer: Client, hold: Hold, kazoo_client: KazooClient, join: Join
 ) -> None:
     """A holder whose queue had other nodes before may have waited, so the time of its hold is a maximum."""
-    kazoo_client.delete(
-        kazoo_client.create(f"{zklock}/account:17/_c_{GUID}-lock-", ephemeral=True, sequence=True, makepath=True)
-    )
+    kazoo_client.delete(join("account:17"))
     hold("account:17")
     hold("account:18")
     text = text_of(viewer.get(LIST))
@@ -62,14 +60,12 @@ def test_list__moment_of_the_grant_is_not_known(
     assert re.search(r" account:18 exclusive .* held for \d s ", text)
 
 
-def test_list__needs_attention(
-    viewer: Client, hold: Hold, kazoo_client: KazooClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list__needs_attention(viewer: Client, hold: Hold, join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
     """The locks with waiters, with release requested, and old ones are counted, with links that filter the list."""
     for number in range(2):
         contended = hold(f"contended-{number}")
         for _ in range(2):
-            kazoo_client.create(f"{contended.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+            join(contended)
     actions.revoke(connections["default"], hold("revoked").node, "urgent", timeout=60)
     text = text_of(viewer.get(LIST))
     assert "4 waiting for 2 locks release of 1 lock requested Key Holder" in text
@@ -82,17 +78,16 @@ def test_list__needs_attention(
 
 
 def test_list__perhaps_held_for_long(
-    viewer: Client, kazoo_client: KazooClient, zklock: str, monkeypatch: pytest.MonkeyPatch, settings: Settings
+    viewer: Client, kazoo_client: KazooClient, join: Join, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:
     """A holder that may have waited for most of an hour is not called one that has held for an hour."""
     identity = Identity(host="web1", pid=71, work=Work(kind="task", name="bill", id="77"))
     now = time.time()
     granted = node_data.add_run(identity.encode(), child=93, granted=now + 3600, forgotten=False)
     # The first node of a queue has not waited.
-    kazoo_client.ensure_path(f"{zklock}/granted")
-    kazoo_client.delete(kazoo_client.create(f"{zklock}/granted/first", sequence=True))
+    kazoo_client.delete(join("granted"))
     for key, data in (("known", identity.encode()), ("unknown", identity.encode(keys=2)), ("granted", granted)):
-        kazoo_client.create(f"{zklock}/{key}/_c_{GUID}-lock-", data, ephemeral=True, sequence=True, makepath=True)
+        join(key, data)
     monkeypatch.setattr(time, "time", lambda: now + 3700)
     text = text_of(viewer.get(LIST))
     assert " 1 held for over an hour 1 perhaps held for over an hour " in text
@@ -108,13 +103,13 @@ def test_list__needs_no_attention(viewer: Client, hold: Hold) -> None:
     assert "No lock of this page needs attention." in text_of(viewer.get(LIST))
 
 
-def test_list__most_urgent_first(viewer: Client, hold: Hold, kazoo_client: KazooClient) -> None:
+def test_list__most_urgent_first(viewer: Client, hold: Hold, join: Join) -> None:
     """The list begins with contended locks, then those with release requested, then the oldest; a link leads there."""
     hold("key-old")
     hold("key-new")
     actions.revoke(connections["default"], hold("key-revoked").node, "urgent", timeout=60)
     contended = hold("key-contended")
-    kazoo_client.create(f"{contended.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    join(contended)
     [query] = re.findall(
         r'href="(\?[^"]*)">Most urgent first<', body_of(viewer.get(LIST, {"kind": "exclusive", "o": "0"}))
     )
@@ -151,9 +146,9 @@ def test_list__hostile_texts(viewer: Client, hold: Hold) -> None:
     assert "&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;&amp;\\u202egpj.exe\\x1b[31m" in body
 
 
-def test_list__foreign_client(viewer: Client, zklock: str, kazoo_client: KazooClient) -> None:
+def test_list__foreign_client(viewer: Client, kazoo_client: KazooClient, join: Join) -> None:
     """A holder without an identity, for example one of kazoo or Curator, is shown with its session."""
-    kazoo_client.create(f"{zklock}/plain/_c_{GUID}-lock-", b"10.0.0.7", ephemeral=True, sequence=True, makepath=True)
+    join("plain", b"10.0.0.7")
     session, _password = kazoo_client.client_id
     assert f"unknown client, session 0x{session:x}" in text_of(viewer.get(LIST))
 
@@ -165,10 +160,10 @@ def test_list__foreign_nodes(viewer: Client, zklock: str, kazoo_client: KazooCli
     assert re.search(r" strange unknown ", text)
 
 
-def test_list__many_holders(viewer: Client, zklock: str, kazoo_client: KazooClient) -> None:
+def test_list__many_holders(viewer: Client, join: Join) -> None:
     """Of many holders the first is named and the others counted."""
     for _number in range(5):
-        kazoo_client.create(f"{zklock}/shared/_c_{GUID}-__READ__", ephemeral=True, sequence=True, makepath=True)
+        join("shared", label="__READ__")
     text = text_of(viewer.get(LIST))
     assert text.count("unknown client") == 1
     assert "and 4 more" in text
@@ -289,10 +284,10 @@ def test_other_pages__have_no_address(name: str) -> None:
         reverse(f"admin:django_zklock_lock_{name}")
 
 
-def test_list__filters(viewer: Client, hold: Hold, kazoo_client: KazooClient) -> None:
+def test_list__filters(viewer: Client, hold: Hold, join: Join) -> None:
     """Locks are filtered by state, kind, age, host and task; an empty value filters nothing."""
     contended = hold("contended", Work(kind="task", name="billing.bill", id="77"))
-    kazoo_client.create(f"{contended.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    join(contended)
     revoked = hold("revoked", mode="read")
     actions.revoke(connections["default"], revoked.node, "urgent", timeout=60)
     hold("plain", limit=2)
@@ -350,11 +345,11 @@ def test_list__unknown_parameters(viewer: Client, zklock: str) -> None:
         assert viewer.get(LIST, {"o": order}).status_code == 200
 
 
-def test_list__sorting(viewer: Client, hold: Hold, kazoo_client: KazooClient) -> None:
+def test_list__sorting(viewer: Client, hold: Hold, join: Join) -> None:
     """The headers sort in both directions; the default order is by urgency."""
     for key in ("b", "c", "a"):
         hold(f"key-{key}")
-    kazoo_client.create(f"{connections['default'].path('key-b')}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    join("key-b")
 
     def order(**parameters: str) -> str:
         return "".join(re.findall(r" key-(\w) exclusive", text_of(viewer.get(LIST, parameters))))

@@ -10,10 +10,11 @@ import pytest
 from django.test import Client
 from kazoo.client import KazooClient
 
+from tests.toolbox.django.command import Join
 from tests.toolbox.locks.many_locks import hold_many
 from tests.toolbox.zookeeper.any_server import packets_received
 from tests.toolbox.zookeeper.server import ZooKeeper
-from tests.unit.admin.pages import GUID, LIST, text_of
+from tests.unit.admin.pages import LIST, text_of
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -63,10 +64,10 @@ def test_costs(viewer: Client, full_server: ZooKeeper) -> None:
     assert cost(o="-3") <= 2 + SYNCS + 2 * reads + PINGS
 
 
-def test_costs__of_urgency(viewer: Client, full_server: ZooKeeper, zklock: str, kazoo_client: KazooClient) -> None:
+def test_costs__of_urgency(viewer: Client, full_server: ZooKeeper, join: Join) -> None:
     """If a page is full of locks with waiters, the holders of the others are not read."""
     for number in range(100):
-        kazoo_client.create(f"{zklock}/invoice:{number * 97:05}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+        join(f"invoice:{number * 97:05}")
     viewer.get(LIST)
     before = packets_received(full_server)
     text = text_of(viewer.get(LIST))

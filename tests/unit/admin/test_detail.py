@@ -20,10 +20,10 @@ from django_zklock.zk import node_data
 from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import QueueEntry
-from tests.toolbox.django.command import Hold, Wait, run
+from tests.toolbox.django.command import GUID, Hold, Join, Wait, run
 from tests.toolbox.network.port import free_port
 from tests.toolbox.timing import GRACE
-from tests.unit.admin.pages import GUID, LIST, NASTY, body_of, text_of, url_of
+from tests.unit.admin.pages import LIST, NASTY, body_of, text_of, url_of
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -33,11 +33,11 @@ pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 pytestmark = [pytest.mark.django_db, pytest.mark.oldest]
 
 
-def test_lock__queue(viewer: Client, hold: Hold, kazoo_client: KazooClient) -> None:
+def test_lock__queue(viewer: Client, hold: Hold, kazoo_client: KazooClient, join: Join) -> None:
     """The page shows each contender with work, time, blockers, kind, token, session and node."""
     held = hold("account:17", Work(kind="task", name="billing.settle", id="5b7e"))
     for _ in range(2):
-        kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+        join(held)
     response = viewer.get(url_of("account:17"))
     assert response.status_code == 200
     text = text_of(response)
@@ -51,10 +51,10 @@ def test_lock__queue(viewer: Client, hold: Hold, kazoo_client: KazooClient) -> N
     assert f"Znode {held.lock.paths[0]} " in text
 
 
-def test_lock__bars(viewer: Client, hold: Hold, kazoo_client: KazooClient) -> None:
+def test_lock__bars(viewer: Client, hold: Hold, join: Join) -> None:
     """Each contender has a bar with a text; the bars of holders and waiters differ by more than colour."""
     held = hold("account:17")
-    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    join(held)
     bars = re.findall(r"<svg class=\"zklock-bar\".*?</svg>", body_of(viewer.get(url_of("account:17"))), flags=re.DOTALL)
     assert len(bars) == 2
     assert re.search(r'role="img" aria-label="held, \d s"', bars[0])
@@ -63,14 +63,12 @@ def test_lock__bars(viewer: Client, hold: Hold, kazoo_client: KazooClient) -> No
     assert ["url(#zklock-hatching)" in bar for bar in bars] == [False, True]
 
 
-def test_lock__times_of_the_holder(viewer: Client, hold: Hold, kazoo_client: KazooClient, zklock: str) -> None:
+def test_lock__times_of_the_holder(viewer: Client, hold: Hold, kazoo_client: KazooClient, join: Join) -> None:
     """The page shows since when the holder is in the queue, and how long it has held the lock: at most, if unknown."""
     hold("account:17")
     pattern = r"Held for \d s , in the queue since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, token \d+"
     assert re.search(pattern, text_of(viewer.get(url_of("account:17"))))
-    kazoo_client.delete(
-        kazoo_client.create(f"{zklock}/account:18/_c_{GUID}-lock-", ephemeral=True, sequence=True, makepath=True)
-    )
+    kazoo_client.delete(join("account:18"))
     hold("account:18")
     assert re.search(r"Held for at most \d s , in the queue since", text_of(viewer.get(url_of("account:18"))))
 
@@ -126,12 +124,11 @@ def test_bars(name: str) -> None:
     assert [(bar.name, bar.start, bar.length) for bar in detail._bars(entry, 0.0, 100.0)] == expected
 
 
-def test_lock__contenders_that_look_alike(viewer: Client, kazoo_client: KazooClient, zklock: str) -> None:
+def test_lock__contenders_that_look_alike(viewer: Client, join: Join) -> None:
     """The thread stands beside contenders of one process that look alike, and beside no others."""
     for thread, name in (("MainThread", "pay"), ("Thread-7", "pay"), ("Thread-8", "refund")):
         identity = Identity(host="web1", pid=17, thread=thread, work=Work(kind="function", name=name))
-        path = f"{zklock}/account:17/_c_{GUID}-lock-"
-        kazoo_client.create(path, identity.encode(), ephemeral=True, sequence=True, makepath=True)
+        join("account:17", identity.encode())
     text = text_of(viewer.get(url_of("account:17")))
     assert re.findall(r"function (\w+) pid 17 on web1( , thread [\w-]+)?", text) == [
         ("pay", " , thread MainThread"),
@@ -261,12 +258,12 @@ def test_lock__post_changes_nothing(admin_client: Client, hold: Hold) -> None:
     held.check()
 
 
-def test_lock__waits_for_a_slot(viewer: Client, kazoo_client: KazooClient, zklock: str) -> None:
+def test_lock__waits_for_a_slot(viewer: Client, join: Join) -> None:
     """A task that holds its lock and waits for a slot is marked so in the list and on the page of its lock."""
     work = Work(kind="task", name="billing.settle", id="5b7e", worker="celery@web1", child=0)
     identity = Identity(host="web1", pid=71, work=work).encode()
     data = node_data.add_run(identity, child=0, granted=time.time(), forgotten=False)
-    kazoo_client.create(f"{zklock}/account:17/_c_{GUID}-lock-", data, ephemeral=True, sequence=True, makepath=True)
+    join("account:17", data)
     assert " waits for a slot " in text_of(viewer.get(LIST))
     text = text_of(viewer.get(url_of("account:17")))
     assert " 0 granted, waits for a slot task billing.settle" in text

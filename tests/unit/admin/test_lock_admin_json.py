@@ -13,9 +13,9 @@ from kazoo.client import KazooClient
 
 from django_zklock.zk import paths
 from django_zklock.zk.node_data import Work
-from tests.toolbox.django.command import Hold, run
+from tests.toolbox.django.command import Hold, Join, run
 from tests.toolbox.network.port import free_port
-from tests.unit.admin.pages import GUID, LIST, member
+from tests.unit.admin.pages import LIST, member
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -38,10 +38,10 @@ def without_variable(lock: dict[str, Any]) -> dict[str, Any]:
     return lock | {"places": places}
 
 
-def test_json__is_what_the_command_writes(viewer: Client, hold: Hold, kazoo_client: KazooClient) -> None:
+def test_json__is_what_the_command_writes(viewer: Client, hold: Hold, join: Join) -> None:
     """One lock, and each lock in the list, has the names and values of `zklock show --format json`."""
     held = hold("account:17", Work(kind="task", name="billing.settle", id="5b7e"))
-    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    join(held)
     response = viewer.get(url_of("account:17"))
     assert response["Content-Type"] == "application/json"
     assert response["Cache-Control"] == "no-store"
@@ -50,18 +50,6 @@ def test_json__is_what_the_command_writes(viewer: Client, hold: Hold, kazoo_clie
     listed = viewer.get(LIST_JSON).json()
     assert [without_variable(lock) for lock in listed.pop("locks")] == [written]
     assert listed == {"page": 1, "pages": 1, "count": 1, "exact": True, "notices": [], "problems": []}
-
-
-def test_json__moment_of_the_grant(viewer: Client, hold: Hold, kazoo_client: KazooClient, zklock: str) -> None:
-    """It is known for the first contender that was ever in the queue."""
-    held = hold("account:17")
-    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
-    first, second = viewer.get(url_of("account:17")).json()["places"]
-    assert first["granted"] == first["since"]
-    assert second["granted"] is None
-    held.release(wait=True)
-    [second] = viewer.get(url_of("account:17")).json()["places"]
-    assert (second["state"], second["granted"]) == ("held", None)
 
 
 def test_json__parameters_of_the_list(viewer: Client, hold: Hold) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from django.test import Client
-from kazoo.client import KazooClient
 
 from django_zklock.admin import LockAdmin, page
 from django_zklock.admin.page import Page, SharedPages
@@ -19,10 +18,10 @@ from django_zklock.zk.ops import search, snapshots
 from django_zklock.zk.ops.search import BY_KEY
 from django_zklock.zk.ops.snapshots import LockSnapshot
 from django_zklock.zk.pool import Pool
-from tests.toolbox.django.command import Hold
+from tests.toolbox.django.command import Hold, Join
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import wait_until
-from tests.unit.admin.pages import GUID, LIST, body_of, text_of
+from tests.unit.admin.pages import LIST, body_of, text_of
 
 pytestmark = pytest.mark.oldest
 
@@ -32,14 +31,14 @@ LOCKS = 8
 
 
 @pytest.fixture
-def locks(hold: Hold, kazoo_client: KazooClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def locks(hold: Hold, join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold eight locks, of which the last has a waiter; a page has two, and a batch too."""
     monkeypatch.setattr(LockAdmin, "list_per_page", 2)
     monkeypatch.setattr(search, "BATCH_SIZE", 2)
     monkeypatch.setattr(page, "BATCH_SIZE", 2)
     for number in range(LOCKS):
         held = hold(f"key-{number}")
-    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    join(held)
 
 
 def keys(text: str) -> list[int]:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 from django.test import Client
 from django.utils.translation import gettext, override
-from kazoo.client import KazooClient
 
 import django_zklock
-from tests.toolbox.django.command import Hold
-from tests.unit.admin.pages import GUID, LIST, text_of, url_of
+from tests.toolbox.django.command import Hold, Join
+from tests.unit.admin.pages import LIST, text_of, url_of
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -35,10 +34,10 @@ def entries() -> dict[str, str]:
 
 
 @pytest.mark.django_db
-def test_pages__german(viewer: Client, hold: Hold, kazoo_client: KazooClient, settings: Settings) -> None:
+def test_pages__german(viewer: Client, hold: Hold, join: Join, settings: Settings) -> None:
     """With German as the project's language the pages are in German."""
     held = hold("account:17")
-    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    join(held)
     settings.LANGUAGE_CODE = "de"
     text = text_of(viewer.get(LIST))
     for words in ("Benutzte Locks", " gehalten ", " exklusiv ", "Nach Zustand", " 1 Lock "):

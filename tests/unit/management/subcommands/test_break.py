@@ -20,7 +20,7 @@ from django_zklock.zk.held import Held
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import QueueEntry
-from tests.toolbox.django.command import BILL, GUID, NASTY, Hold, Screen, Type, Wait, failure, run
+from tests.toolbox.django.command import BILL, NASTY, Hold, Join, Screen, Type, Wait, failure, run
 from tests.unit.management.command_process import Process, Reader
 
 BILL_AT_GATE = replace(BILL, worker="celery@web1", child=0, time_limit=300)
@@ -55,11 +55,11 @@ def test_break__one_of_several_keys(hold: Hold, wait_for: Wait) -> None:
     assert "\nPosition 0: takes 2 keys at once, and may still wait for another one\nBreaking does not stop" in out
 
 
-def test_break__asks_and_shows_the_holder(hold: Hold, operator: Type, kazoo_client: KazooClient) -> None:
+def test_break__asks_and_shows_the_holder(hold: Hold, operator: Type, join: Join) -> None:
     """On a terminal it shows the holder, warns, asks for a reason and a confirmation, and breaks the lock."""
     held = hold("invoice:42", BILL)
     # With a waiter: this server soon deletes an empty queue, and the reason with it.
-    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    join(held)
     operator("the host is on fire", "yes")
     out = run("break", "invoice:42", out=Screen())
     who = f"task billing.bill [77] (pid {os.getpid()} on {socket.gethostname()})"
@@ -106,10 +106,10 @@ def test_break__yes(hold: Hold, caplog: pytest.LogCaptureFixture) -> None:
         assert fact in record.getMessage()
 
 
-def test_break__next_waiter(hold: Hold, kazoo_client: KazooClient) -> None:
+def test_break__next_waiter(hold: Hold, join: Join) -> None:
     """The next waiter becomes the holder."""
     held = hold("k")
-    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    join(held)
     run("break", "k", "--yes", "--reason", "why")
     facts = json.loads(run("show", "k", "--format", "json"))
     assert (facts["holders"], facts["waiters"]) == (1, 0)
@@ -146,10 +146,10 @@ def test_break__free(zklock: str) -> None:
     assert run("revoke", "k\u202e", status=1) == answer
 
 
-def test_break__several_holders(hold: Hold, kazoo_client: KazooClient) -> None:
+def test_break__several_holders(hold: Hold, join: Join) -> None:
     """Of several holders one must be chosen; they are listed with their nodes."""
     first = hold("gpu", limit=2)
-    path = kazoo_client.create(f"{first.lock.paths[0]}/_c_{GUID}-lease-", ephemeral=True, sequence=True)
+    path = join(first, label="lease-")
     second = path.rpartition("/")[2]
     out = Screen()
     error = failure("break", "gpu", "--yes", "--reason", "why", out=out)
@@ -162,10 +162,10 @@ def test_break__several_holders(hold: Hold, kazoo_client: KazooClient) -> None:
     assert place["node"] == node_of(first)
 
 
-def test_break__not_a_holder(hold: Hold, kazoo_client: KazooClient) -> None:
+def test_break__not_a_holder(hold: Hold, kazoo_client: KazooClient, join: Join) -> None:
     """A waiter cannot be broken; the holder is shown."""
     held = hold("k", BILL)
-    path = kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    path = join(held)
     node = path.rpartition("/")[2]
     out = run("break", "k", "--node", node, "--yes", "--reason", "why", status=1)
     assert out.startswith(f"Lock k has no holder with node {node}.\nIt is held by:\n")
@@ -174,11 +174,11 @@ def test_break__not_a_holder(hold: Hold, kazoo_client: KazooClient) -> None:
 
 
 def test_break__holder_changed_meanwhile(
-    hold: Hold, operator: Type, kazoo_client: KazooClient, monkeypatch: pytest.MonkeyPatch
+    hold: Hold, operator: Type, kazoo_client: KazooClient, monkeypatch: pytest.MonkeyPatch, join: Join
 ) -> None:
     """If the holder changes before the answer, nothing is broken, and the new holder is shown."""
     held = hold("k", BILL)
-    path = kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    path = join(held)
     operator("yes")
     remove = actions.break_lock
 
@@ -195,10 +195,10 @@ def test_break__holder_changed_meanwhile(
     assert kazoo_client.exists(path)
 
 
-def test_break__hostile(hold: Hold, kazoo_client: KazooClient, operator: Type) -> None:
+def test_break__hostile(hold: Hold, kazoo_client: KazooClient, operator: Type, join: Join) -> None:
     """Control characters in data of other clients reach neither the terminal nor the question."""
     held = hold(NASTY, Work(kind=NASTY, name=NASTY, id=NASTY))
-    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    join(held)
     kazoo_client.set(held.node, kazoo_client.get(held.node)[0].replace(b'"v":1', b'"v":1,"revoke":"\\u001b[2J"'))
     operator("no")
     out = run("break", NASTY, "--reason", "why", status=1, out=Screen())

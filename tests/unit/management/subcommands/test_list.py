@@ -24,7 +24,7 @@ from django_zklock.zk.node_data import Identity, Work
 from django_zklock.zk.ops import snapshots
 from django_zklock.zk.ops.snapshots import LockSnapshot
 from django_zklock.zk.pool import Pool
-from tests.toolbox.django.command import BILL, GUID, NASTY, Hold, Screen, Wait, failure, run
+from tests.toolbox.django.command import BILL, NASTY, Hold, Join, Screen, Wait, failure, run
 from tests.toolbox.locks.many_locks import hold_many
 from tests.toolbox.network.port import free_port
 from tests.toolbox.timing import scaled
@@ -39,11 +39,11 @@ pytestmark = pytest.mark.nocelery
 pytest_plugins = ["tests.toolbox.django.command_fixtures"]
 
 
-def test_list__table(hold: Hold, kazoo_client: KazooClient) -> None:
+def test_list__table(hold: Hold, join: Join) -> None:
     """One row for each lock, sorted by key."""
     held = hold("invoice:42", BILL)
     hold("account:17")
-    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    join(held)
     header, account, invoice = run("list").splitlines()
     assert re.split("  +", header) == ["KEY", "STATE", "KIND", "HELD", "IN QUEUE", "WAITERS", "TOKEN", "HOLDER"]
     assert account.split()[:3] == ["account:17", "held", "exclusive"]
@@ -60,10 +60,10 @@ def test_list__empty(zklock: str) -> None:
     assert json.loads(run("list", "--format", "json")) == {"locks": [], "problems": []}
 
 
-def test_list__json(hold: Hold, kazoo_client: KazooClient, zklock: str) -> None:
+def test_list__json(hold: Hold, join: Join, zklock: str) -> None:
     """JSON has every lock with its queue, under the documented names."""
     held = hold("invoice:42", BILL)
-    path = kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", b"junk", ephemeral=True, sequence=True)
+    path = join(held, b"junk")
     (lock,) = json.loads(run("list", "--format", "json"))["locks"]
     first, second = lock.pop("places")
     assert lock == {
@@ -89,11 +89,11 @@ def test_list__json(hold: Hold, kazoo_client: KazooClient, zklock: str) -> None:
     assert path.endswith("/" + second["node"])
 
 
-def test_show__table(hold: Hold, kazoo_client: KazooClient) -> None:
+def test_show__table(hold: Hold, kazoo_client: KazooClient, join: Join) -> None:
     """The queue in its order, with the contender at each position."""
     held = hold("invoice:42", Work(kind="command", name="nightly"))
     for _number in range(2):
-        kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+        join(held)
     header, *places = run("show", "invoice:42").splitlines()
     names = ["POSITION", "STATE", "KIND", "HELD", "IN QUEUE", "WAITS FOR", "HOLDER", "SINCE (UTC)", "TOKEN", "NODE"]
     assert re.split("  +", header) == names
@@ -123,12 +123,11 @@ def test_show__task_of_a_worker(hold: Hold) -> None:
     assert place["kill_command"] == kill.strip() == "kill -9 93"
 
 
-def test_show__contenders_that_look_alike(kazoo_client: KazooClient, zklock: str) -> None:
+def test_show__contenders_that_look_alike(join: Join) -> None:
     """Contenders of one process that look alike are told apart by their threads; others have no thread in their row."""
     for thread, name in (("MainThread", "pay"), ("Thread-7", "pay"), ("Thread-8", "refund")):
         identity = Identity(host="web1", pid=71, thread=thread, work=Work(kind="function", name=name))
-        path = f"{zklock}/invoice:42/_c_{GUID}-lock-"
-        kazoo_client.create(path, identity.encode(), ephemeral=True, sequence=True, makepath=True)
+        join("invoice:42", identity.encode())
     holders = [re.split("  +", place)[6] for place in run("show", "invoice:42").splitlines()[1:]]
     assert holders == [
         "function pay (pid 71 on web1), thread MainThread",
@@ -137,12 +136,12 @@ def test_show__contenders_that_look_alike(kazoo_client: KazooClient, zklock: str
     ]
 
 
-def test_show__arguments(hold: Hold, kazoo_client: KazooClient) -> None:
+def test_show__arguments(hold: Hold, join: Join) -> None:
     """Below the queue are the arguments of the task that holds the lock, as far as they are in the key."""
     bill = Work(kind="task", name="billing.bill", id="77", arguments="invoice_id=42, shop=\x1bmain")
     held = hold("invoice:42:main", bill)
     waiter = Identity(host="web1", pid=71, work=bill).encode()
-    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", waiter, ephemeral=True, sequence=True)
+    join(held, waiter)
     *_rows, last = run("show", "invoice:42:main").splitlines()
     assert last == "Position 0: called with invoice_id=42, shop=\ufffdmain"
     assert last not in run("list")
@@ -161,15 +160,15 @@ def test_show__worker_cannot_end_the_task(hold: Hold) -> None:
     assert "terminate" not in out
 
 
-def test_show__waits_for_a_slot(kazoo_client: KazooClient, zklock: str) -> None:
+def test_show__waits_for_a_slot(kazoo_client: KazooClient, join: Join) -> None:
     """A task that was granted its lock and has no slot has a state of its own, in the list too."""
     work = Work(kind="task", name="billing.bill", id="77", worker="celery@web1", child=0)
     identity = Identity(host="web1", pid=71, work=work).encode()
     data = node_data.add_run(identity, child=0, granted=time.time() - 100, forgotten=False)
-    path = f"{zklock}/invoice:42/_c_{GUID}-lock-"
-    kazoo_client.delete(kazoo_client.create(path, data, ephemeral=True, sequence=True, makepath=True))
-    kazoo_client.create(path, data, ephemeral=True, sequence=True)
-    kazoo_client.create(path, identity, ephemeral=True, sequence=True)
+    # The second node of the queue: of the first it is known when it was granted.
+    kazoo_client.delete(join("invoice:42"))
+    join("invoice:42", data)
+    join("invoice:42", identity)
     header, first, second, text, *_end = run("show", "invoice:42").splitlines()
     assert first.split()[:2] == ["0", "granted"]
     assert second.split()[:2] == ["1", "waiting"]
@@ -182,11 +181,10 @@ def test_show__waits_for_a_slot(kazoo_client: KazooClient, zklock: str) -> None:
     assert (lock["state"], [place["state"] for place in lock["places"]]) == ("held", ["granted", "waiting"])
 
 
-def test_show__grant_is_not_known(kazoo_client: KazooClient, zklock: str) -> None:
+def test_show__grant_is_not_known(kazoo_client: KazooClient, join: Join) -> None:
     """The time of a hold is an upper bound where it is not known when the lock was granted."""
-    path = f"{zklock}/invoice:42/_c_{GUID}-lock-"
-    kazoo_client.delete(kazoo_client.create(path, b"", ephemeral=True, sequence=True, makepath=True))
-    kazoo_client.create(path, b"", ephemeral=True, sequence=True)
+    kazoo_client.delete(join("invoice:42"))
+    join("invoice:42")
     header, first = run("show", "invoice:42").splitlines()
     assert first[header.index("HELD") :].startswith("<= ")
     header, first = run("list").splitlines()
@@ -386,11 +384,11 @@ def test_list__terminal(hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
     assert header.startswith("KEY  ")
 
 
-def test_list__filters(hold: Hold, kazoo_client: KazooClient) -> None:
+def test_list__filters(hold: Hold, join: Join) -> None:
     """Each filter works, and the exit code is 1 if no lock is left."""
     hold("invoice:42", BILL)
     held = hold("catalogue", mode="read")
-    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-__WRIT__", ephemeral=True, sequence=True)
+    join(held, label="__WRIT__")
     key = "invoice:" + "é" * 300 + ":end"
     hold(key)
     everything = ["catalogue", "invoice:42", key]
@@ -599,11 +597,11 @@ def test_list__requests(settings: Settings) -> None:
         client.close()
 
 
-def test_show__readers_and_writers(zklock: str, kazoo_client: KazooClient) -> None:
+def test_show__readers_and_writers(join: Join) -> None:
     """Of many blockers the first ranges are shown; the list shows one holder and the number of the others."""
     for number in range(14):
         kind = "__READ__" if number < 3 or number % 2 else "__WRIT__"
-        kazoo_client.create(f"{zklock}/catalogue/_c_{GUID}-{kind}", ephemeral=True, sequence=True, makepath=True)
+        join("catalogue", label=kind)
     places = [re.split("  +", place) for place in run("show", "catalogue").splitlines()[1:]]
     assert [place[1] for place in places] == ["held"] * 4 + ["waiting"] * 10
     assert [place[5] for place in places[:7]] == ["-", "-", "-", "-", "0-3", "4", "0-5"]
@@ -612,7 +610,7 @@ def test_show__readers_and_writers(zklock: str, kazoo_client: KazooClient) -> No
     assert " and 3 more\n" in run("list")
 
 
-def test_list__hostile_tree(zklock: str, kazoo_client: KazooClient) -> None:
+def test_list__hostile_tree(zklock: str, kazoo_client: KazooClient, join: Join) -> None:
     """Megabytes of data, invalid UTF-8, wrong types and unusual names are shown without harm."""
     data = {
         "a%FF": b"\xff\xfe",
@@ -624,8 +622,7 @@ def test_list__hostile_tree(zklock: str, kazoo_client: KazooClient) -> None:
         "\N{ARABIC LETTER ALEF}": b"[" * 100_000,
     }
     for name, content in data.items():
-        path = f"{zklock}/{name}/_c_{GUID}-lock-"
-        kazoo_client.create(path, content, ephemeral=True, sequence=True, makepath=True)
+        join(name, content)
     results = [kazoo_client.create_async(f"{zklock}/foreign/\u05d0{number}", makepath=True) for number in range(2000)]
     for result in results:
         result.get(timeout=30)

@@ -16,7 +16,7 @@ from django_zklock.zk import node_data
 from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import LockSnapshot
-from tests.toolbox.django.command import BILL, GUID, NASTY, Hold, Screen, Type, failure, run
+from tests.toolbox.django.command import BILL, NASTY, Hold, Join, Screen, Type, failure, run
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import wait_until
 
@@ -62,10 +62,10 @@ def test_revoke__free(zklock: str) -> None:
     assert run("revoke", "k", "--reason", "why", status=1) == "No lock k is in use: it has no holder and no waiter.\n"
 
 
-def test_revoke__several_holders(hold: Hold, kazoo_client: KazooClient) -> None:
+def test_revoke__several_holders(hold: Hold, kazoo_client: KazooClient, join: Join) -> None:
     """The request goes to all holders, or with --node to one."""
     first = hold("gpu", limit=2)
-    path = kazoo_client.create(f"{first.lock.paths[0]}/_c_{GUID}-lease-", b"{}", ephemeral=True, sequence=True)
+    path = join(first, b"{}", label="lease-")
     assert run("revoke", "gpu", "--node", path.rpartition("/")[2], "--reason", "one").count("Release requested") == 1
     assert str(node_data.decode_revoke(kazoo_client.get(path)[0])).endswith(": one")
     assert first.revoked is None

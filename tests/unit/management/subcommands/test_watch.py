@@ -25,7 +25,7 @@ from django_zklock.management.subcommands import _common, _output, _watch
 from django_zklock.management.subcommands import watch as subcommand
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.node_data import Work
-from tests.toolbox.django.command import BILL, GUID, NASTY, Hold, Screen, failure, run
+from tests.toolbox.django.command import BILL, GUID, NASTY, Hold, Join, Screen, failure, run
 from tests.toolbox.network.port import free_port
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import GRACE, wait_until
@@ -104,13 +104,12 @@ def counted(method: Callable[..., None], calls: list[None]) -> Callable[..., Non
 # As a log.
 
 
-def test_log__each_change(watch: Start, hold: Hold, kazoo_client: KazooClient) -> None:
+def test_log__each_change(watch: Start, hold: Hold, kazoo_client: KazooClient, join: Join) -> None:
     """Each change is one line with its event, its key and its contender."""
     log = watch()
     held = hold("k", BILL)
-    queue = held.lock.paths[0]
     log.next_read()
-    waiting = [kazoo_client.create(f"{queue}/_c_{GUID}-lock-", ephemeral=True, sequence=True) for _ in range(2)]
+    waiting = [join(held) for _ in range(2)]
     log.next_read()
     run("revoke", "k", "--reason", "deploy")
     log.next_read()
@@ -153,7 +152,7 @@ def test_log__one_lock(watch: Start, hold: Hold) -> None:
     assert {event[1] for event in log.events()} == {"a/b"}
 
 
-def test_log__filters(watch: Start, hold: Hold, kazoo_client: KazooClient) -> None:
+def test_log__filters(watch: Start, hold: Hold, kazoo_client: KazooClient, join: Join) -> None:
     """It logs locks that match before or after a change; one that stops matching is not logged as released."""
     log = watch("--match", "invoice:*", "--state", "contended")
     hold("other")
@@ -161,18 +160,18 @@ def test_log__filters(watch: Start, hold: Hold, kazoo_client: KazooClient) -> No
     hold("invoice:2")
     log.next_read()
     assert log.events() == []
-    path = kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", ephemeral=True, sequence=True)
+    path = join(held)
     log.next_read()
     kazoo_client.delete(path)
     log.next_read()
     assert [event[:2] for event in log.events()] == [["joined", "invoice:1"], ["left", "invoice:1"]]
 
 
-def test_log__hostile(watch: Start, hold: Hold, kazoo_client: KazooClient) -> None:
+def test_log__hostile(watch: Start, hold: Hold, join: Join) -> None:
     """Data of other clients adds no line and no column."""
     log = watch()
     held = hold(NASTY + "\t", Work(kind=NASTY, name=NASTY, id=NASTY))
-    kazoo_client.create(f"{held.lock.paths[0]}/_c_{GUID}-lock-", b"\xff" * 900_000, ephemeral=True, sequence=True)
+    join(held, b"\xff" * 900_000)
     log.next_read()
     assert {len(event) for event in log.events()} == {3}
     assert log.out.getvalue().replace("\n", "").replace("\t", "").isprintable()
