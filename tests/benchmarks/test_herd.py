@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.schemes import report
 from benchmarks.schemes.catalogue import SCHEMES
-from benchmarks.schemes.report import Result, Results, number, size, table
+from benchmarks.schemes.report import Result, Results
 from benchmarks.schemes.tap import Traffic
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "figures.md"
@@ -54,30 +54,6 @@ def test_results__saved_and_loaded(tmp_path: Path) -> None:
     results = Results("2026-11-23", "a server", "a machine", 1.0, (result,))
     results.save(tmp_path / "results.json")
     assert Results.load(tmp_path / "results.json") == results
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (2.0, "2"), (2.4, "2.4"), (0.756, "0.76"), (18.44, "18.4"), (434.94, "435"), (2000.0, "2,000")],
-)
-def test_number(value: float, text: str) -> None:
-    """A figure has two or three digits that count."""
-    assert number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(343.2, "343 B"), (999.6, "1,000 B"), (4414, "4.41 kB"), (59_097_108, "59.1 MB")]
-)
-def test_size(count: float, text: str) -> None:
-    """Bytes have the unit in which the number is small."""
-    assert size(count) == text
-
-
-def test_table() -> None:
-    """A table has its numbers on the right, and each in one line with its unit."""
-    assert table(("one node", "bytes"), [["2 waiters", "1.5 kB"]]) == (
-        "| one node | bytes |\n| --- | ---: |\n| 2 waiters | 1.5&nbsp;kB |\n"
-    )
 
 
 @pytest.mark.timeout(600)  # A first drawing reads all fonts.

@@ -34,7 +34,7 @@ from benchmarks.peers.program import Figures, Program, ProgramError
 from benchmarks.peers.results import Results
 from benchmarks.peers.scenario import Round
 from benchmarks.peers.scenarios import SCENARIOS
-from benchmarks.peers.summary import Summary, amount, markdown, number, ratio
+from benchmarks.peers.summary import Summary
 from benchmarks.peers.tables import BLOCKS, blocks, faster, figures, ratios, speed
 from tests.toolbox.timing import scaled
 
@@ -84,34 +84,6 @@ def test_summary() -> None:
     """The median and both quartiles; a single value is all three."""
     assert Summary.of([5, 1, 3, 2, 4]) == Summary(3, 2, 4)
     assert Summary.of([7]) == Summary(7, 7, 7)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(12345.6, "12,300"), (999.6, "1,000"), (45.64, "45.6"), (0.0789, "0.0789"), (3, "3.00"), (0, "0")],
-)
-def test_number(value: float, text: str) -> None:
-    """Three digits count, however large a number is."""
-    assert number(value) == text
-
-
-def test_amount() -> None:
-    """A spread is shown if there is one, in the unit; what was not measured is a dash."""
-    assert amount([1e-3, 2e-3, 3e-3], 1e-6) == "2,000 (1,500 to 2,500)"
-    assert amount([2.0]) == "2.00"
-    assert amount([]) == "-"
-
-
-def test_ratio() -> None:
-    """The ratio is that of the medians; without one of them there is none."""
-    assert ratio([1, 2, 9], [4, 4, 4]) == 0.5
-    assert ratio([], [1]) is None
-    assert ratio([1], []) is None
-
-
-def test_markdown() -> None:
-    """A table has a line under its head, and numbers are on the right."""
-    assert markdown(["", "a"], [["x", "1"]]) == "|  | a |\n| --- | ---: |\n| x | 1 |"
 
 
 # Results, tables and the page.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -31,7 +30,6 @@ from benchmarks.schemes.measure import Span, count, cpu_time, settle, take_times
 from benchmarks.schemes.tap import Tap
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.queue import Kind
-from tests.toolbox.protocol.jute import integer, long, text
 from tests.toolbox.timing import scaled
 
 pytestmark = pytest.mark.once
@@ -250,56 +248,6 @@ def test_client__refusals(address: Address) -> None:
         with pytest.raises(RequestError, match="-101"):
             await client.delete("/missing")
         await client.close()
-
-    asyncio.run(run())
-
-
-def test_client__cancelled() -> None:
-    """A client that is cancelled before its session is open leaves no connection."""
-
-    async def run(silent: socket.socket) -> None:
-        opening = asyncio.create_task(Client.connect(silent.getsockname(), SESSION_TIMEOUT))
-        server, _address = await asyncio.to_thread(silent.accept)
-        with server:
-            server.settimeout(TIMEOUT)
-            # The request for a session: the client waits for its answer.
-            assert await asyncio.to_thread(server.recv, 1)
-            opening.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await opening
-            while await asyncio.to_thread(server.recv, 100):
-                pass
-
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        silent.settimeout(TIMEOUT)
-        asyncio.run(run(silent))
-
-
-class Silent(asyncio.Transport):
-    """A connection to nowhere."""
-
-    def write(self, data: object) -> None:
-        pass
-
-
-def test_client__notified_at_once() -> None:
-    """A notification that arrives in one piece with the reply that has set its watch is not lost."""
-
-    def frame(*parts: bytes) -> bytes:
-        return integer(sum(map(len, parts))) + b"".join(parts)
-
-    async def run() -> None:
-        client = Client()
-        client.connection_made(Silent())
-        client.data_received(frame(b"the session"))
-        listing = asyncio.create_task(client.watch_children("/n"))
-        await asyncio.sleep(0)
-        reply = frame(integer(1), long(7), integer(0), integer(0))
-        client.data_received(reply + frame(integer(-1), long(-1), integer(0), integer(4), integer(3), text("/n")))
-        names, changed = await listing
-        assert names == []
-        async with asyncio.timeout(TIMEOUT):
-            await changed
 
     asyncio.run(run())
 

@@ -12,8 +12,7 @@ from kazoo.client import KazooClient
 from tests.chaos import season as season_
 from tests.chaos.checker import Checker
 from tests.chaos.cluster import Cluster
-from tests.chaos.history import FOLDER, Row, read, write
-from tests.chaos.nemesis import Fault, ServerFaults
+from tests.chaos.history import FOLDER, read, write
 from tests.chaos.picture import draw
 from tests.chaos.season import Witness, season
 from tests.toolbox.timing import wait_until
@@ -126,38 +125,3 @@ def test_witness(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     forgotten = [(row["count"], row["since"]) for row in read(tmp_path) if row["what"] == "forgotten"]
     first = min(began for _name, began in witness.acknowledged)
     assert forgotten == ([(len(witness.acknowledged), first)] if loss == "untold" else [])
-
-
-@pytest.mark.zookeeper
-@pytest.mark.slow
-@pytest.mark.once
-@pytest.mark.xdist_group("rabbitmq")
-def test_wiped__reconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ensemble that was wiped can be reconfigured, though it was before, by a later transaction."""
-    monkeypatch.setenv(FOLDER, str(tmp_path))
-    with Cluster([], tick_time=0.5, sync_limit=10, linked=False, longest=[60.0] * 3) as cluster:
-        client = KazooClient(hosts=cluster.peers.ensemble.hosts)
-        client.start(60)
-        for number in range(200):
-            client.create(f"/node-{number}")
-        client.stop()
-        client.close()
-        wiped = ServerFaults(cluster, longest_session=0.0, clients=[]).kinds()["ensemble wiped"]
-        with cluster.without(cluster.servers[0], 30.0):
-            pass
-        with wiped.act(Fault(at=0.0, what="ensemble wiped", lasts=0.0, victim="leader", chance=1)):
-            pass
-        with cluster.without(cluster.servers[1], 30.0):
-            pass
-
-
-def test_picture__of_a_busy_machine(tmp_path: Path) -> None:
-    """A season in which the machine was too busy has a picture too."""
-    rows: list[Row] = [
-        {"at": 1.0, "what": "season", "pid": 1},
-        {"at": 2.0, "what": "starved", "pid": 1, "until": 3.0},
-        {"at": 4.0, "what": "fault", "pid": 1, "fault": "server killed", "victim": "leader"},
-        {"at": 5.0, "what": "mended", "pid": 1, "fault": "server killed", "victim": "leader", "began": 4.0},
-    ]
-    draw(rows, [], tmp_path / "season.png")
-    assert (tmp_path / "season.png").stat().st_size
