@@ -167,18 +167,6 @@ def test_hold__nested(ensemble: Ensemble, meter: Meter) -> None:
     assert [point.value for point in meter.points("zklock.active_holds")] == [0]
 
 
-def test_hold__in_asyncio(ensemble: Ensemble, meter: Meter) -> None:
-    """Holds of coroutines are counted too."""
-
-    async def hold() -> None:
-        async with zk_lock("k"):
-            assert meter.count("zklock.active_holds") == 1
-
-    asyncio.run(hold())
-    assert meter.count("zklock.active_holds") == 0
-    assert meter.count("zklock.acquisitions") == meter.count("zklock.hold.duration") == 1
-
-
 def test_nodes(ensemble: Ensemble, meter: Meter) -> None:
     """The nodes of holders and waiters are measured by alias, while the locks are measured at all."""
     with zk_lock("invoice:42"):

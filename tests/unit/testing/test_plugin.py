@@ -442,28 +442,12 @@ def test_zookeeper__each_test_begins_anew(shop: Shop, seed: int) -> None:
     shop.test(f"--randomly-seed={seed}", passed=5 + 2 + 1 + 1 + 4 + 3 + 1 + 1)
 
 
-def test_without_pytest_django(shop: Shop) -> None:
-    """In a project that sets up Django itself, the setting is redirected too."""
-    shop.write("pytest.ini", PLAIN)
-    shop.write(
-        "conftest.py",
-        """
-        import os
-
-        import django
-
-        os.environ["DJANGO_SETTINGS_MODULE"] = "shop.settings"
-        django.setup()
-        """,
-    )
-    shop.write("test_shop.py", BILL)
-    shop.test("-p", "no:django", passed=1)
-
-
-def test_without_pytest_django__settings_not_yet_read(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings that are not loaded before the test are redirected too."""
+@pytest.mark.parametrize("is_set_up", [True, False], ids=["set up before", "not yet read"])
+def test_without_pytest_django(shop: Shop, monkeypatch: pytest.MonkeyPatch, is_set_up: bool) -> None:
+    """In a project that sets up Django itself, before the tests or in one, the setting is redirected too."""
     monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "shop.settings")
     shop.write("pytest.ini", PLAIN)
+    shop.write("conftest.py", "import django\n\ndjango.setup()" if is_set_up else "")
     shop.write("test_shop.py", BILL)
     shop.test("-p", "no:django", passed=1)
 

@@ -539,13 +539,7 @@ def test_delivered__names_the_task_of_the_worker(app: Celery) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"max_wait": 0},
-        {"delay": 0},
-        {"delay": -1},
-        {"max_delay": 0.5},
-        {"delay": 10, "max_delay": 5},
-    ],
+    [{"max_wait": 0}, {"delay": 0}, {"max_delay": 0.5}],
 )
 def test_retry_later__bad_options(options: dict[str, float]) -> None:
     """Invalid delays are refused."""
@@ -553,13 +547,12 @@ def test_retry_later__bad_options(options: dict[str, float]) -> None:
         RetryLater(**options)
 
 
-@pytest.mark.parametrize("name", ["max_wait"])
-def test_retry_later__wrong_type(name: str) -> None:
+def test_retry_later__wrong_type() -> None:
     """A value of the wrong type is refused."""
     with pytest.raises(TypeError, match="max_wait must be seconds"):
-        RetryLater(**{name: "5"})  # type: ignore[arg-type]
+        RetryLater(max_wait="5")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_wait must not be negative"):
-        RetryLater(**{name: -1})
+        RetryLater(max_wait=-1)
 
 
 def test_retry_later__without_zookeeper(app: Celery, ensemble: Ensemble) -> None:
