@@ -131,16 +131,6 @@ def test_blocks__of_results_without_figures() -> None:
     assert "### Ten thousand waiters\n" in figures(Results())
 
 
-def test_replace_blocks() -> None:
-    """What stands between the comments of a block is replaced, and nothing else."""
-    text = "a\n<!-- generated: x -->\nold\n<!-- end of x -->\nb\n<!-- generated: y-1 -->\n<!-- end of y-1 -->\n"
-    replaced = replace_blocks(text, {"x": "X", "y-1": r"\1"})
-    assert replaced == (
-        "a\n<!-- generated: x -->\n\nX\n\n<!-- end of x -->\nb\n<!-- generated: y-1 -->\n\n\\1\n\n<!-- end of y-1 -->\n"
-    )
-    assert replace_blocks(replaced, {"x": "X", "y-1": r"\1"}) == replaced
-
-
 @pytest.mark.parametrize("names", [["x"], ["x", "y", "z"]])
 def test_replace_blocks__that_differ(names: list[str]) -> None:
     """A block that is only in the page, or only generated, is an error that names it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
@@ -26,7 +25,7 @@ from benchmarks.schemes.catalogue import (
 from benchmarks.schemes.client import Address, Client, RequestError
 from benchmarks.schemes.contenders import Contender, OneNode
 from benchmarks.schemes.group import gather
-from benchmarks.schemes.measure import Span, count, cpu_time, settle, take_times
+from benchmarks.schemes.measure import Span, count, settle, take_times
 from benchmarks.schemes.tap import Tap
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.queue import Kind
@@ -189,13 +188,6 @@ def test_counts(scheme: Scheme, hand_over: object, join: object, waiters: int, a
     assert (found.join.requests, found.join.notifications) == join(waiters)
 
 
-def test_counts__polling(address: Address) -> None:
-    """Waiters that poll get no notification; what they send does not end."""
-    found = asyncio.run(count(POLLING, address, 5, turns=3))
-    assert found.hand_over.notifications == found.join.notifications == 0
-    assert found.hand_over.requests >= 2
-
-
 @pytest.mark.parametrize("waiters", [4, 19])
 def test_counts__shared(waiters: int, address: Address) -> None:
     """Where all watch the parent, each change wakes all; where each watches one node, a few, however many wait."""
@@ -276,10 +268,3 @@ def test_take_times(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     times = asyncio.run(take_times(PREDECESSOR, address, 2, span=span, pid=os.getpid()))
     assert len(times.next_holder) == len(times.server_cpu) == span.group
     assert 0 < times.median_next_holder < TIMEOUT
-
-
-def test_cpu_time() -> None:
-    """The clock of a process is that which the process itself reads."""
-    before = time.process_time()
-    between = cpu_time(os.getpid())
-    assert before <= between <= time.process_time()

@@ -17,16 +17,14 @@ from tests.chaos.picture import draw
 from tests.chaos.season import Witness, season
 from tests.toolbox.timing import wait_until
 
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.once, pytest.mark.xdist_group("rabbitmq")]
+
 # Of faults; before them all is started and warmed up, and after them each task ends, is counted, and leaves nothing.
 SECONDS = 40.0
 
 
 @pytest.mark.shows("faults#everything-fails-at-random")
 @pytest.mark.celery
-@pytest.mark.zookeeper
-@pytest.mark.slow
-@pytest.mark.once
-@pytest.mark.xdist_group("rabbitmq")
 @pytest.mark.timeout(900)
 def test_season(tmp_path: Path) -> None:
     """Under faults of every kind no promise is broken, of clients of every kind and of Celery's workers."""
@@ -42,10 +40,6 @@ def test_season(tmp_path: Path) -> None:
     assert min(outcome.counts[name] for name in ("faults", "holds", "tasks: runs")) >= 10
 
 
-@pytest.mark.zookeeper
-@pytest.mark.slow
-@pytest.mark.once
-@pytest.mark.xdist_group("rabbitmq")
 def test_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node and a watch that are left are written down, and nothing when both are gone."""
     monkeypatch.setenv(FOLDER, str(tmp_path))
@@ -66,10 +60,6 @@ def test_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
-@pytest.mark.zookeeper
-@pytest.mark.slow
-@pytest.mark.once
-@pytest.mark.xdist_group("rabbitmq")
 def test_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that has a node alone gets the data of the others; nodes that come and go are none of these."""
     monkeypatch.setenv(FOLDER, str(tmp_path))
@@ -103,10 +93,6 @@ def test_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.shows("faults#zookeeper-loses-writes-that-it-has-acknowledged")
-@pytest.mark.zookeeper
-@pytest.mark.slow
-@pytest.mark.once
-@pytest.mark.xdist_group("rabbitmq")
 @pytest.mark.parametrize("loss", ["none", "told", "untold"])
 def test_witness(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Acknowledged writes that the ensemble has no more are written down, unless a fault has wiped all servers."""

@@ -196,16 +196,6 @@ def test_tokens__after_a_loss_of_all_data() -> None:
     assert rules(rows) == ["token"]
 
 
-def test_death() -> None:
-    """A process that was killed ends no call, nor do the children of its group."""
-    rows = [row for row in history(call("a", 10.0)) if row["what"] != "done"]
-    assert rules(rows) == ["stuck"]
-    rows.append({"at": 10.5, "what": "killed", "pid": 1, "victim": 99, "client": "threads"})
-    assert rules(rows) == []
-    rows[-1] = {"at": 10.5, "what": "killed", "pid": 1, "victim": 10}
-    assert rules(rows) == []
-
-
 def test_coalesced__called_later() -> None:
     """A run of a call that came after another one was skipped is no run for that one."""
     skipped = [row for row in call("c1", 41.0, do="rebuild", keys=["c0"], outcome="skipped") if row["what"] != "begin"]
@@ -288,16 +278,6 @@ def test_history__partly_written(tmp_path: Path) -> None:
     assert read(tmp_path) == rows
 
 
-def test_coalesced__for_a_dead_one() -> None:
-    """A call that was skipped for one whose process was killed is followed by no run, as the documents say."""
-    skipped = [row for row in call("c1", 41.0, do="rebuild", keys=["c0"], outcome="skipped") if row["what"] != "begin"]
-    waits = call("c0", 40.0, do="rebuild", keys=["c0"], client="more")[:1]
-    rows = history(skipped, waits)
-    assert rules(rows) == ["stuck"]
-    rows.append({"at": 42.5, "what": "killed", "pid": 1, "victim": 11, "client": "more"})
-    assert rules(rows) == []
-
-
 @pytest.mark.parametrize(("since", "counts"), [(11.0 + BLIND, 1), (10.0 + BLIND, 0), (10.0, 0)])
 def test_forgotten(since: float, counts: int) -> None:
     """Writes that ZooKeeper has lost explain what was wrong since then, and no two holders before."""
@@ -352,13 +332,6 @@ def test_error__logged() -> None:
     rows = history(call("a", 10.0))
     rows.append({"at": 11.0, "what": "event", "pid": 10, "client": "threads", "event": "x", "text": "x", "error": True})
     assert rules(rows) == ["error"]
-
-
-def test_nested__token() -> None:
-    """A hold inside a hold has the token of that."""
-    row = {"at": 10.2, "what": "nested", "pid": 10, "call": "a", "same": True, "tokens": {"x0": 1000}}
-    assert rules([*history(call("a", 10.0)), row]) == []
-    assert rules([*history(call("a", 10.0)), row | {"tokens": {"x0": 7}}]) == ["nested"]
 
 
 def test_lost__for_nothing_with_a_short_timeout() -> None:

@@ -228,23 +228,6 @@ def test_given_back(waited: float, wrong: list[str]) -> None:
     assert judge(rows) == wrong
 
 
-def test_given_back__without_a_slot() -> None:
-    """A message that the gate has returned for want of a slot may come back soon."""
-    rows = storm(course("a", 10.0))
-    rows.append({"at": 11.0, "what": "no_slot", "main": MAIN, "id": "a"})
-    rows.append({"at": 11.1, "what": "reject", "main": MAIN, "requeue": True, **message("a")})
-    assert judge(rows) == []
-
-
-def test_given_back__the_older_of_two_alike() -> None:
-    """A worker that has two messages of one task returns the one that has waited long enough."""
-    rows, returned = storm(course("a", 20.0)), 20.15
-    rows += [{"at": returned - MAX_WAIT, "what": what, "pid": 1, **message("a")} for what in ("publish", "published")]
-    rows.append({"at": returned - MAX_WAIT, "what": "received", "pid": MAIN, "main": MAIN, **message("a")})
-    rows.append({"at": returned, "what": "reject", "main": MAIN, "requeue": True, **message("a")})
-    assert judge(rows) == []
-
-
 def test_outage() -> None:
     """A short outage of ZooKeeper explains some failures, but not those of a whole queue."""
     few, many = ([course(f"t{number}", 10.0, keys=(f"k{number}",)) for number in range(count)] for count in (5, 60))

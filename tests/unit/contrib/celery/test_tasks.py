@@ -305,31 +305,19 @@ def test_async_task__class(ensemble: Ensemble) -> None:
         zk_locked("k:{number}")(Acting)
 
 
-def test_two_locks_above__both_hold(app: Celery, ensemble: Ensemble) -> None:
-    """Two decorators above a task acquire two locks."""
-
-    @zk_locked("c")
-    @zk_locked("b")
-    @zk_locked("a")
-    @app.task
-    def task() -> list[str]:
-        return [held.key for held in held_stack()]
-
-    assert task() == ["c", "b", "a"]
-
-
-def test_many_locks_above__in_one_order(ensemble: Ensemble) -> None:
-    """Locks on a shared task are acquired from the outermost to the innermost, in whichever order Celery finalizes."""
+@pytest.mark.parametrize("kind", ["app", "shared"])
+def test_many_locks_above__in_one_order(app: Celery, ensemble: Ensemble, kind: str) -> None:
+    """Locks above a task are acquired from the outermost to the innermost, in whichever order Celery finalizes."""
     keys = [f"k{number}" for number in range(12)]
 
-    @shared_task(name="calling.many")
-    def task() -> list[str]:
+    def body() -> list[str]:
         return [held.key for held in held_stack()]
 
+    maker: Any = app.task if kind == "app" else shared_task
+    task = maker(name=f"calling.many_{kind}")(body)
     for key in keys:
         zk_locked(key)(task)
-    with Celery("many", set_as_current=False) as app:
-        assert app.tasks["calling.many"]() == keys[::-1]
+    assert app.tasks[f"calling.many_{kind}"]() == keys[::-1]
 
 
 @pytest.mark.parametrize("kind", ["app", "shared"])
