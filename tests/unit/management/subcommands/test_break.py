@@ -1,4 +1,4 @@
-"""`zklock break`, on a real ZooKeeper."""
+"""`zklock break`; what it writes and asks is that of the documents, which have their own tests."""
 
 from __future__ import annotations
 
@@ -53,21 +53,6 @@ def test_break__one_of_several_keys(hold: Hold, wait_for: Wait) -> None:
     wait_for("bank:a", "bank:b")
     out = run("break", "bank:a", "--reason", "stuck", "--yes")
     assert "\nPosition 0: takes 2 keys at once, and may still wait for another one\nBreaking does not stop" in out
-
-
-def test_break__asks_and_shows_the_holder(hold: Hold, operator: Type, join: Join) -> None:
-    """On a terminal it shows the holder, warns, asks for a reason and a confirmation, and breaks the lock."""
-    held = hold("invoice:42", BILL)
-    # With a waiter: this server soon deletes an empty queue, and the reason with it.
-    join(held)
-    operator("the host is on fire", "yes")
-    out = run("break", "invoice:42", out=Screen())
-    who = f"task billing.bill [77] (pid {os.getpid()} on {socket.gethostname()})"
-    assert "does not stop the holder's work" in out
-    assert "zklock revoke" in out
-    assert f'Break the lock of {who}? Type "yes": ' in out
-    assert out.endswith(f"Lock invoice:42 was broken; it was held by {who}.\n")
-    assert f"broken by {getpass.getuser()}@{socket.gethostname()}: the host is on fire;" in loss_of(held)
 
 
 def test_break__task_of_a_worker(hold: Hold, operator: Type) -> None:

@@ -38,17 +38,6 @@ def test_doctor__status(findings: list[Finding], found: Sequence[Finding], statu
     run("doctor", "--format", "json", status=status)
 
 
-def test_doctor__text(findings: list[Finding]) -> None:
-    """Level, id, subject and text are one line; the advice is below."""
-    findings += [OK, KNOWN, AWAY]
-    assert run("doctor", status=1) == (
-        "ok       a.fine: as it should be\n"
-        "info     b.known (zk1:2181): worth knowing\n"
-        "error    d.away (zk3:2181): away\n"
-        "         To do: start it\n"
-    )
-
-
 def test_doctor__terminal(findings: list[Finding], monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal long texts are wrapped; with --force-color levels are coloured."""
     monkeypatch.setenv("COLUMNS", "80")

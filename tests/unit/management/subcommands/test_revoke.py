@@ -17,7 +17,6 @@ from django_zklock.zk.node_data import Work
 from django_zklock.zk.ops import actions
 from django_zklock.zk.ops.snapshots import LockSnapshot
 from tests.toolbox.django.command import BILL, NASTY, Hold, Join, Screen, Type, failure, run
-from tests.toolbox.threads import Runner
 from tests.toolbox.timing import wait_until
 
 pytest_plugins = ["tests.toolbox.django.command_fixtures"]
@@ -71,19 +70,6 @@ def test_revoke__several_holders(hold: Hold, kazoo_client: KazooClient, join: Jo
     assert first.revoked is None
     assert run("revoke", "gpu", "--reason", "all").count("Release requested") == 2
     assert str(wait_until(lambda: first.revoked)).endswith(": all")
-
-
-def test_revoke__wait(hold: Hold) -> None:
-    """With --wait it ends when the revoked holders have released, even if the lock has a new holder."""
-    held = hold("k")
-
-    def release() -> None:
-        wait_until(lambda: held.revoked)
-        held.release(wait=True)
-
-    holder = Runner(release)
-    assert run("revoke", "k", "--reason", "why", "--wait", "1m").endswith("None of them holds the lock any more.\n")
-    holder.result()
 
 
 def test_revoke__wait_times_out(hold: Hold) -> None:

@@ -177,15 +177,6 @@ def test_log__hostile(watch: Start, hold: Hold, join: Join) -> None:
     assert log.out.getvalue().replace("\n", "").replace("\t", "").isprintable()
 
 
-def test_log__broken(watch: Start, hold: Hold) -> None:
-    """A broken lock is logged as released."""
-    hold("k", BILL)
-    log = watch()
-    run("break", "k", "--yes", "--reason", "why")
-    log.next_read()
-    assert [event[0] for event in log.events()] == ["released"]
-
-
 @pytest.fixture
 def own_server(zklock: str, settings: Settings) -> Iterator[ZooKeeperServer]:
     """Put the locks on a server that can be stopped and that counts only the requests of the test."""
