@@ -39,6 +39,7 @@ pytest_plugins = ["tests.toolbox.django.settings_fixtures"]
 FAR = ConnectionOptions(hosts="zk1.example:2181,zk2.example:2181,zk3.example:2181")
 HERE = ConnectionOptions(hosts="127.0.0.1:2181")
 SECRET = [("digest", "shop:secret")]
+OWNER = f"digest:{make_digest_acl_credential('shop', 'secret')}:cdrwa"
 # Seconds of delay that a busy machine may add.
 GRACE = scaled(8)
 
@@ -489,39 +490,31 @@ def test_credentials() -> None:
     assert secure("security.credentials", auth=SECRET, hosts=HERE.hosts) == "ok"
 
 
-def test_acl__open(configure: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("acl", "level", "words"),
+    [
+        (None, "info", "is open to the world"),
+        ("creator", "ok", "only permitted clients have access"),
+        ([OWNER, "world:anyone:r"], "ok", "every client can read"),
+        ([OWNER, "ip:0.0.0.0/0:crdw"], "info", "is open to the world"),
+        ([OWNER, "ip:10.1.0.0/16:crdw"], "ok", "only permitted clients have access"),
+    ],
+    ids=["open", "closed", "readable", "all addresses", "one network"],
+)
+def test_acl(configure: Callable[..., None], acl: Any, level: str, words: str) -> None:
+    """A ROOT that the whole world can write is named; that all servers are on this host makes it no warning."""
+    configure(**({} if acl is None else {"AUTH": SECRET, "ACL": acl}))
+    findings = examine()
+    found = [findings[name][0].level for name in ("security.acl", "lock.trial", "lock.release")]
+    assert found == [level, "ok", "ok"]
+    assert words in findings["security.acl"][0].found
+
+
+def test_acl__open_elsewhere(configure: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """A ROOT that is open to the world is a warning unless all servers are on this host."""
     configure()
-    assert examine_one("security.acl").level == "info"
     monkeypatch.setattr(configuration, "is_loopback_only", lambda _options: False)
     assert examine_one("security.acl").level == "warning"
-
-
-@pytest.mark.parametrize(("entry", "level"), [("ip:0.0.0.0/0:crdw", "info"), ("ip:10.1.0.0/16:crdw", "ok")])
-def test_acl__addresses(configure: Callable[..., None], entry: str, level: str) -> None:
-    """All addresses are the world, and those of one network are not."""
-    owner = make_digest_acl_credential("shop", "secret")
-    configure(AUTH=SECRET, ACL=[f"digest:{owner}:cdrwa", entry])
-    assert examine_one("security.acl").level == level
-
-
-def test_acl__closed(configure: Callable[..., None]) -> None:
-    """Credentials, and an ACL for their owner alone, are ok."""
-    configure(AUTH=SECRET, ACL="creator")
-    findings = examine()
-    assert findings["security.acl"][0].level == "ok"
-    assert findings["lock.trial"][0].level == "ok"
-    assert findings["lock.release"][0].level == "ok"
-    assert findings["settings.checks"][0].level == "ok"
-
-
-def test_acl__readable(configure: Callable[..., None]) -> None:
-    """An ACL that lets the world only read is ok."""
-    owner = make_digest_acl_credential("shop", "secret")
-    configure(AUTH=SECRET, ACL=[f"digest:{owner}:cdrwa", "world:anyone:r"])
-    finding = examine_one("security.acl")
-    assert finding.level == "ok"
-    assert "every client can read" in finding.found
 
 
 def test_acl__set_too_late(configure: Callable[..., None], kazoo_client: KazooClient, root: str) -> None:

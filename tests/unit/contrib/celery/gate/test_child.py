@@ -223,16 +223,6 @@ def test_end__is_written_first() -> None:
     assert written == [True]
 
 
-def test_take__lease_over(caplog: pytest.LogCaptureFixture) -> None:
-    """A body does not begin under a lock whose lease is over: the main process has stood still since its grant."""
-    hold = Hold()
-    hold.words.lease_end = boottime() - 1.0
-    with caplog.at_level(logging.WARNING):
-        assert hold.offer.take(owners.caller()) == Undecided()
-    assert hold.released == [7]
-    assert "event=not_handed_over" in caplog.text
-
-
 def test_lost__reason_comes_later() -> None:
     """A loss is known at once, and its reason when the main process has read it."""
     hold = Hold()
@@ -266,11 +256,16 @@ def test_fork__has_no_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
     assert request.get(HEADER) is not None
 
 
-@pytest.mark.parametrize("state", [HoldState.LOST, HoldState.LOSING, None])
-def test_take__no_longer_held(caplog: pytest.LogCaptureFixture, state: HoldState | None) -> None:
-    """A hold that the main process has lost or given up is not taken."""
+@pytest.mark.parametrize(
+    "words",
+    [{"state": HoldState.LOST}, {"state": HoldState.LOSING}, {"hold_id": 0}, {"lease_end": boottime() - 1.0}],
+    ids=["lost", "losing", "given up", "lease over"],
+)
+def test_take__no_longer_held(caplog: pytest.LogCaptureFixture, words: dict[str, Any]) -> None:
+    """A hold that the main process has lost or given up is not taken, nor one while that has stood still too long."""
     hold = Hold()
-    hold.words.state, hold.words.hold_id = state or HoldState.HELD, 0 if state is None else 7
+    for name, value in words.items():
+        setattr(hold.words, name, value)
     with caplog.at_level(logging.WARNING):
         assert hold.offer.take(owners.caller()) == Undecided()
     assert hold.released == [7]
