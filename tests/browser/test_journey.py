@@ -1,7 +1,8 @@
-"""Three in the morning: ten questions of an operator, answered by the command alone, and by the admin alone.
+"""Three in the morning: ten questions of an operator, answered by the admin alone.
 
-The tests read what a person reads, and type what is printed as it is printed. One worker has a task that holds a lock,
-two tasks that wait for it, and one that was granted another lock and has no slot.
+The test reads what a person reads, and types what is shown as it is shown. One worker has a task that holds a lock, two
+tasks that wait for it, and one that was granted another lock and has no slot. For the command there are
+``tests/integration/celery/test_operator.py`` and the tests of the documents.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.toolbox.celery.program import run_in_shell
 from tests.toolbox.celery.worker import Worker
 from tests.toolbox.celery.workshop import Sent, Workshop
 from tests.toolbox.processes.project import PROJECT
-from tests.toolbox.timing import scaled, wait_until
+from tests.toolbox.timing import scaled
 
 # Seconds. A worker writes about a task that has run for five seconds, and looks after its tasks once in a while.
 SOON = scaled(60)
@@ -33,7 +34,7 @@ DURATION = r"\d+ (s|min)"
 
 pytestmark = pytest.mark.timeout(400)
 
-Shell = Callable[..., str]
+Shell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,100 +98,13 @@ def scene(workshop: Workshop) -> Iterator[Scene]:
 
 @pytest.fixture
 def shell(workshop: Workshop, tmp_path: Path) -> Shell:
-    """Return a function that runs a line in the folder of the project, and returns what it prints.
+    """Return a function that runs a line in the folder of the project."""
 
-    With ``until`` it runs the line again and again, until that is true of what it prints.
-    """
-
-    # What the doctor looks into.
-    environment = workshop._environment | {"TESTPROJECT_DATABASE": str(tmp_path / "site.sqlite3")}
-
-    def once(line: str) -> str:
+    def run(line: str) -> None:
         (folder := tmp_path / uuid.uuid4().hex).mkdir()
-        return run_in_shell(line, environment, folder, where=PROJECT).stdout
-
-    def run(line: str, until: Callable[[str], object] | None = None) -> str:
-        if until is None:
-            return once(line)
-        return str(wait_until(lambda: printed if until(printed := once(line)) else None, SOON, line))
+        run_in_shell(line, workshop._environment, folder, where=PROJECT)
 
     return run
-
-
-def rows(printed: str) -> list[dict[str, str]]:
-    """Return the rows of a table by the names of its columns; other lines may be below it."""
-    header, *lines = (re.split("  +", line) for line in printed.splitlines())
-    return [dict(zip(header, line, strict=True)) for line in lines if len(line) == len(header)]
-
-
-def below(printed: str, words: str) -> str:
-    """Return the line to type below the one with these words."""
-    found = re.search(rf"^{re.escape(words)}.*:\n  (.+)$", printed, re.MULTILINE)
-    assert found is not None, printed
-    return found[1]
-
-
-def test_command(scene: Scene, shell: Shell) -> None:
-    """What `zklock` prints answers each question; a line to type ends the task that it is about, and no other."""
-    first, second, third = (f"task {TASK} [{sent.id}]" for sent in scene.tasks)
-
-    # Which lock is the worst now?
-    listed = rows(shell(f"python manage.py zklock list {scene.shop} --sort urgency"))
-    assert (listed[0]["KEY"], listed[0]["WAITERS"]) == (scene.bill, "2")
-    assert len(listed) == 3
-
-    # What holds it: which task, in which process of which host? With which arguments? Since when?
-    show = f"python manage.py zklock show {scene.bill}"
-    shown = shell(show, until=lambda printed: f"(pid {scene.child} on " in printed)
-    holder, *waiters = rows(shown)
-    assert holder["HOLDER"] == f"{first} (pid {scene.child} on {HOST}, worker {scene.worker.node_name})"
-    assert f"\nPosition 0: called with shop={scene.shop}, document=bill\n" in shown
-    assert re.fullmatch(DURATION, holder["HELD"])
-
-    # Which tasks wait, how many, for how long?
-    assert [(row["STATE"], row["HOLDER"].partition(" (")[0]) for row in waiters] == [
-        ("waiting", second),
-        ("waiting", third),
-    ]
-    assert all(re.fullmatch(DURATION, row["IN QUEUE"]) for row in waiters)
-
-    # Does the task run, or does it wait for a slot?
-    assert holder["STATE"] == "held"
-    shown_report = shell(f"python manage.py zklock show {scene.report}", until=lambda printed: " granted " in printed)
-    assert "\nPosition 0: granted, waits for a slot of its worker\n" in shown_report
-
-    # Is ZooKeeper healthy?
-    findings = re.findall(r"^(\w+) +([\w.-]+)", shell("python manage.py zklock doctor"), re.MULTILINE)
-    assert {("ok", "ensemble.leader"), ("ok", "lock.trial")} <= set(findings)
-
-    # How do I end the task, and spare the worker?
-    scene.end_the_others()
-    shell(below(shown, "To end the task at position 0"))
-    shown = shell(show, until=lambda printed: first not in printed)
-    assert [row["STATE"] for row in rows(shown)] == ["held", "waiting"]
-    child = scene.workshop.entered(f"{scene.bill}:1")["pid"]
-
-    # And if it ignores SIGTERM?
-    shown = shell(show, until=lambda printed: f"(pid {child} on " in printed)
-    assert second in rows(shown)[0]["HOLDER"]
-    kill = below(shown, f"If that does not end it, on {HOST}")
-    shell(below(shown, "To end the task at position 0"))
-    shown = shell(show, until=lambda printed: "cannot end" in printed)
-    assert "terminate" not in shown
-    assert below(shown, f"The worker cannot end the task at position 0 any more. On {HOST}") == kill
-    shell(kill)
-    shown = shell(show, until=lambda printed: second not in printed)
-    assert [third in row["HOLDER"] for row in rows(shown)] == [True]
-
-    # Which operator broke it last night, and what became of it?
-    scene.workshop.entered(f"{scene.bill}:2")
-    shell(f"python manage.py zklock break {scene.bill} --yes --reason '{REASON}'")
-    (action,) = rows(shell(f"python manage.py zklock history {scene.bill}"))
-    assert third in action["HOLDER"]
-    assert action["BY"].endswith(f"@{HOST}")
-    assert (action["ACTION"], action["REASON"], action["SINCE THEN"]) == ("broken", REASON, "broken")
-    assert shell(f"{show} | head -n 1") == f"Lock {scene.bill} is free: it has no holder and no waiter.\n"
-    assert scene.worker.is_running()
 
 
 def test_admin(scene: Scene, shell: Shell, visit: Visit) -> None:
