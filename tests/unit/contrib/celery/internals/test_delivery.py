@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery.worker.consumer import Consumer
 from kombu import Connection
 from kombu.common import QoS
 from kombu.transport import redis
@@ -127,12 +125,6 @@ def test_window__without_limit_and_at_the_limit() -> None:
         window.attach(qos)
         qos.update()
     assert channel.sent == [0, MAX_PREFETCH]
-
-
-def test_own_prefetch_count() -> None:
-    """Celery's consumer says how many messages it wants at most."""
-    assert "initial_prefetch_count" in signature(Consumer.__init__).parameters
-    assert delivery.own_prefetch_count(SimpleNamespace(initial_prefetch_count=8)) == 8
 
 
 @pytest.mark.parametrize(
