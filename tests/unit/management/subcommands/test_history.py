@@ -1,9 +1,8 @@
-"""`zklock history`."""
+"""`zklock history`; its table is that of the documents, which have their own tests."""
 
 from __future__ import annotations
 
 import json
-import re
 
 from kazoo.client import KazooClient
 
@@ -11,26 +10,6 @@ from django_zklock.zk import paths
 from tests.toolbox.django.command import Hold, run
 
 pytest_plugins = ["tests.toolbox.django.command_fixtures"]
-
-
-def test_history__table(hold: Hold) -> None:
-    """One row for each break and each request to release: operator, holder, reason, and what has come of it."""
-    hold("invoice:42")
-    other = hold("account:17")
-    for key in ("invoice:42", "account:17"):
-        run("revoke", key, "--reason", "deploy at four")
-    run("break", "invoice:42", "--reason", "it hangs", "--yes")
-    header, *rows = run("history").splitlines()
-    assert re.split("  +", header) == ["TIME (UTC)", "ACTION", "KEY", "BY", "HOLDER", "SINCE THEN", "REASON"]
-    facts = [re.split("  +", row) for row in rows]
-    assert [(each[1], each[2], each[5], each[6]) for each in facts] == [
-        ("release requested", "invoice:42", "broken", "deploy at four"),
-        ("release requested", "account:17", "still held", "deploy at four"),
-        ("broken", "invoice:42", "broken", "it hangs"),
-    ]
-    assert all("@" in each[3] and each[4].startswith("pid ") for each in facts)
-    other.release(wait=True)
-    assert re.split("  +", run("history", "account:17").splitlines()[1])[5:] == ["no longer held", "deploy at four"]
 
 
 def test_history__of_one_key(hold: Hold) -> None:
