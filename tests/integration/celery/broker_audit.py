@@ -1,4 +1,4 @@
-"""What is counted after a fault, with the gate and without: runs, order, slots and the prefetch count."""
+"""What is counted after a fault: runs, order, slots and the prefetch count."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tests.toolbox.timing import wait_until
 # Seconds, enough for a busy machine.
 TIMEOUT = 40.0
 
-WITH_AND_WITHOUT = pytest.mark.parametrize("gate", [True, False], ids=["gate", "slot"])
 # One group, so that one process alone starts a server.
 BROKERS = ["redis", pytest.param("rabbitmq", marks=pytest.mark.xdist_group("rabbitmq"))]
 

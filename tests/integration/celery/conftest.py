@@ -80,11 +80,12 @@ def open_workshop(zookeeper: ZooKeeper, broker: Redis, notes: Redis, workshop_ob
         server: ZooKeeperServer | None = None,
         folder: Path | None = None,
         rabbitmq: RabbitMQ | None = None,
+        own_broker: Redis | None = None,
         **options: Any,
     ) -> Iterator[Workshop]:
         workshop = Workshop(
             zookeeper,
-            broker,
+            own_broker or broker,
             notes,
             workshop_observer,
             session_timeout=session_timeout,

@@ -1,4 +1,4 @@
-"""Agents that let a proxy run in a task's place: gate and errors are the same as without them."""
+"""An agent that lets a proxy run in a task's place: gate and errors are the same as without it."""
 
 from __future__ import annotations
 
@@ -38,15 +38,12 @@ def new_relic() -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module", params=["proxy", "newrelic"])
-def workshop(request: pytest.FixtureRequest, open_workshop: Any) -> Iterator[Any]:
-    environment = {"WORKSHOP_PROXIES": "1"} if request.param == "proxy" else new_relic()
-    environment["WORKSHOP_LOST_WAIT"] = "0.5"
+@pytest.fixture(scope="module")
+def workshop(open_workshop: Any) -> Iterator[Any]:
+    environment = new_relic() | {"WORKSHOP_LOST_WAIT": "0.5"}
     with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
         yield workshop
-        if request.param == "newrelic":
-            log = workshop.worker.log.read_text()
-            assert "instrument_celery_app_trace" in log, "the agent was there"
+        assert "instrument_celery_app_trace" in workshop.worker.log.read_text(), "the agent was there"
 
 
 @pytest.mark.shows("faults#an-agent-puts-a-proxy-in-a-tasks-place")
@@ -83,12 +80,3 @@ def test_autoretry__conflict_is_no_failed_attempt(workshop: Any, key: str, name:
     log = workshop.worker.log.read_text()
     assert "event=autoretry_unknown" not in log
     assert f"{name}[{task.id}] retry" not in log
-
-
-def test_retry__comes_back(workshop: Any, key: str) -> None:
-    """A task that goes back to the broker comes back, and its conflicts are counted."""
-    workshop.other_client.take(key)
-    task = workshop.send("come_back", key, f"{key}:run")
-    workshop.wait_log(f"id={task.id} reason=conflict count=3", SOON)
-    workshop.other_client.release(key)
-    assert workshop.result(task)["conflicts"] >= 3

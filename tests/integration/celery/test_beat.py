@@ -120,13 +120,11 @@ class Beatshop:
         timeout: float = LONG,
         scheduler: str = "celery.beat:Scheduler",
         broker: str | None = None,
-        ahead: float = 0.0,
     ) -> Beat:
-        """Start a beat with a schedule file of its own, whose clock is ``ahead`` by that many seconds."""
+        """Start a beat with a schedule file of its own."""
         environment = {
             "DJANGO_SETTINGS_MODULE": "beatshop.settings",
             "CELERY_BROKER_URL": broker or self.broker.url,
-            "BEATSHOP_AHEAD": str(ahead),
             "ZOOKEEPER_HOSTS": self.server.hosts,
             "TESTPROJECT_QUEUE": self.queue,
             "BEATSHOP_ROOT": self.root,
@@ -302,26 +300,6 @@ def test_beats__frozen_and_killed_leader(beatshop: Beatshop) -> None:
     assert beatshop.sent("hourly") == [first.pid]
 
 
-@pytest.mark.shows("faults#the-leader-ends-freezes-or-loses-zookeeper")
-@pytest.mark.slow
-def test_beats__without_zookeeper(beatshop: Beatshop) -> None:
-    """A beat without ZooKeeper waits for it; a beat that loses it sends nothing until it is back."""
-    beatshop.server.stop()
-    beat = beatshop.beat(timeout=SHORT)
-    beat.wait_written("event=beat_cannot_stand")
-    assert beatshop.sent("pulse") == []
-    beatshop.server.start()
-    beatshop.wait_sent(beat)
-    beatshop.server.stop()
-    beat.wait_written("event=beat_steps_down")
-    count = len(beatshop.sent("pulse"))
-    beat.wait_written("event=beat_cannot_stand", 2)
-    assert len(beatshop.sent("pulse")) == count
-    beatshop.server.start()
-    beatshop.wait_sent(beat)
-    assert beat.written.count("event=beat_cannot_stand") == 2, "told once an outage"
-
-
 def test_beats__redbeat(beatshop: Beatshop) -> None:
     """RedBeat itself runs behind the lead: without its own lock, which would keep the next leader waiting."""
     first = beatshop.beat(scheduler="redbeat.RedBeatScheduler")
@@ -351,26 +329,6 @@ def test_beats__embedded_in_a_worker(beatshop: Beatshop) -> None:
     worker.signal(signal.SIGTERM)
     beatshop.wait_sent(second, timeout=LONG / 2)
     assert worker.wait(scaled(TIMEOUT)) == 0
-
-
-@pytest.mark.shows("faults#the-clock-of-a-beat-is-wrong")
-@pytest.mark.slow
-def test_beats__clock_ahead(beatshop: Beatshop) -> None:
-    """A leader whose clock is an hour ahead does not silence the next leaders."""
-    first = beatshop.beat(ahead=HOUR)
-    beatshop.wait_sent(first)
-    second = beatshop.beat()
-    beatshop.wait_queue(first, second)
-    first.signal(signal.SIGTERM)
-    beatshop.wait_sent(second)
-    assert first.wait(scaled(TIMEOUT)) == 0
-    assert second.written.count("event=beat_sent_in_the_future") == 1
-    # With a corrected clock its host leads like any other.
-    first = beatshop.beat()
-    beatshop.wait_queue(second, first)
-    second.signal(signal.SIGTERM)
-    beatshop.wait_sent(first)
-    assert "event=beat_sent_in_the_future" not in first.written
 
 
 @pytest.mark.shows("faults#a-beat-cannot-reach-the-broker")
@@ -581,10 +539,8 @@ def test_claim__session_ended(server: ZooKeeperServer, sends: Sends) -> None:
 
 @pytest.mark.parametrize(
     "junk",
-    [b"", b"null", b"[]", b"\xff", b'{}', b'{"sent": {"e": "soon"}}',
-     b"[" * 4000, b'{"sent": {"e": 1e999}}', b'{"sent": {"e": NaN}}', b'{"sent": {"e": -1}}',
-     b'{"sent": {"e": null}}', b'{"sent": {"e": [9e9, 0]}}', b'{"sent": [1]}',
-     b'{"sent": {"e": 1' + b"0" * 400 + b'}}'],
+    [b"", b"null", b"{}", b"[" * 4000, b'{"sent": [1]}', b'{"sent": {"e": 1e999}}', b'{"sent": {"e": NaN}}',
+     b'{"sent": {"e": -1}}', b'{"sent": {"e": 1' + b"0" * 400 + b"}}"],
 )  # fmt: skip
 def test_take_over__nonsense(server: ZooKeeperServer, lock: Lock, junk: bytes) -> None:
     """Unreadable data is ignored and overwritten."""
@@ -597,7 +553,7 @@ def test_take_over__nonsense(server: ZooKeeperServer, lock: Lock, junk: bytes) -
 
 
 @pytest.mark.shows("faults#the-clock-of-a-beat-is-wrong")
-@pytest.mark.parametrize("ahead", [2 * MAX_SKEW, HOUR, 10 * 365 * 24 * HOUR])
+@pytest.mark.parametrize("ahead", [2 * MAX_SKEW, 10 * 365 * 24 * HOUR])
 def test_last__from_the_future(
     server: ZooKeeperServer, lock: Lock, caplog: pytest.LogCaptureFixture, ahead: float
 ) -> None:
@@ -948,26 +904,6 @@ def test_broker__breaks_off(app: Celery, make_scheduler: MakeScheduler, monkeypa
     assert led.schedule["hourly"].last_run_at.timestamp() == pytest.approx(time.time(), abs=60)
 
 
-def test_broker__breaks_off_once(make_scheduler: MakeScheduler) -> None:
-    """An entry that could not be sent over a broken connection is sent over the next one."""
-    scheduler = make_scheduler()
-    led = leading(scheduler)
-    make_due(led)
-    send, producers = led.send_task, []
-
-    def send_the_second_time(*args: Any, producer: Any, **options: Any) -> None:
-        producers.append(producer)
-        if len(producers) == 1:
-            out_of_reach()
-        send(*args, **options)
-
-    led.send_task = send_the_second_time
-    wait_until(lambda: scheduler.tick() or led.sent, 10.0, "sent")
-    assert led.sent == ["hourly"]
-    assert producers[0] is not producers[1]
-    assert not led.schedule["hourly"].is_due()[0]
-
-
 @pytest.mark.shows("faults#a-beat-cannot-reach-the-broker")
 def test_broker__breaks_off_each_time(
     app: Celery, make_scheduler: MakeScheduler, caplog: pytest.LogCaptureFixture
@@ -996,10 +932,11 @@ def test_broker__disturbed_for_a_moment(make_scheduler: MakeScheduler) -> None:
     scheduler = make_scheduler()
     led = leading(scheduler)
     make_due(led)
-    send, tried = led.send_task, []
+    send, tried, producers = led.send_task, [], []
 
-    def send_later(*args: Any, **options: Any) -> None:
+    def send_later(*args: Any, producer: Any, **options: Any) -> None:
         tried.append(time.monotonic())
+        producers.append(producer)
         if len(tried) < MAX_ATTEMPTS:
             out_of_reach()
         send(*args, **options)
@@ -1008,6 +945,9 @@ def test_broker__disturbed_for_a_moment(make_scheduler: MakeScheduler) -> None:
     wait_until(lambda: scheduler.tick() or led.sent, 20.0, "sent")
     assert (led.sent, len(tried)) == (["hourly"], MAX_ATTEMPTS)
     assert all(later - earlier >= RETRY_INTERVAL for earlier, later in itertools.pairwise(tried))
+    # Each goes over a connection of its own.
+    assert all(later is not earlier for earlier, later in itertools.pairwise(producers))
+    assert not led.schedule["hourly"].is_due()[0]
 
 
 @pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt])
@@ -1145,11 +1085,8 @@ def test_tick__broken_lock(app: Celery, server: ZooKeeperServer, make_scheduler:
     scheduler = make_scheduler()
     led = leading(scheduler)
     entry = led.schedule["often"]
-    client = KazooClient(hosts=server.hosts)
-    client.start(timeout=scaled(20))
-    client.delete(led.held.node)
-    client.stop()
-    client.close()
+    with kazoo_client(server) as client:
+        client.delete(led.held.node)
     wait_until(lambda: led.held.lost and entry.is_due()[0], 10.0, "lost, and something due")
     assert not led.is_due(entry)[0]
     assert led.sends.sent.get("often") is None
@@ -1205,6 +1142,37 @@ def test_tick__cannot_claim(
     leading(scheduler)
 
 
+@pytest.mark.shows("faults#the-leader-ends-freezes-or-loses-zookeeper")
+def test_tick__without_zookeeper(
+    app: Celery,
+    server: ZooKeeperServer,
+    make_scheduler: MakeScheduler,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A beat without ZooKeeper waits for it; one that loses it sends nothing until it is back, and tells each once."""
+    settings.ZKLOCK = {"default": {**settings.ZKLOCK["default"], "SESSION_TIMEOUT": scaled(SHORT)}}
+    app.conf.beat_schedule = {"often": {"task": "often", "schedule": 0.1}}
+    caplog.set_level("DEBUG", "django_zklock.beat")
+    cannot_stand = "event=beat_cannot_stand"
+    scheduler = make_scheduler()
+    server.stop()
+    wait_until(lambda: scheduler.tick() or events(caplog, "WARNING") == [cannot_stand], 20.0, "told")
+    server.start()
+    led = leading(scheduler)
+    wait_until(lambda: scheduler.tick() or led.sent, 10.0, "sent")
+    server.stop()
+    wait_until(lambda: scheduler.tick() or scheduler._scheduler is None, 20.0, "it steps down")
+    count = len(led.sent)
+    told = events(caplog, "DEBUG").count(cannot_stand)
+    wait_until(lambda: scheduler.tick() or events(caplog, "DEBUG").count(cannot_stand) > told, 20.0, "it tries again")
+    assert len(led.sent) == count
+    server.start()
+    led = leading(scheduler)
+    wait_until(lambda: scheduler.tick() or led.sent, 10.0, "sent again")
+    assert events(caplog, "WARNING").count(cannot_stand) == 2
+
+
 def test_tick__asked_to_let_go(make_scheduler: MakeScheduler, server: ZooKeeperServer) -> None:
     """A leader that is asked to release hands over to the next beat, and joins the queue behind it."""
     first, second = make_scheduler(), make_scheduler()
@@ -1225,16 +1193,13 @@ def test_lead__last_runs_unreadable(
     """A beat that cannot read the last runs does not lead, warns once, and tries again."""
     page = f"{root}/celery-beat:unit/sent"
     write_sent(server, page, b"")
-    client = KazooClient(hosts=server.hosts)
-    client.start(timeout=scaled(20))
-    before, _ = client.get_acls(page)
-    client.set_acls(page, [make_acl("world", "anyone", admin=True)])
     scheduler = make_scheduler()
-    wait_until(lambda: scheduler.tick() or "beat_cannot_stand" in caplog.text, 10.0, "the refusal")
-    assert scheduler._scheduler is None
-    client.set_acls(page, before)
-    client.stop()
-    client.close()
+    with kazoo_client(server) as client:
+        before, _ = client.get_acls(page)
+        client.set_acls(page, [make_acl("world", "anyone", admin=True)])
+        wait_until(lambda: scheduler.tick() or "beat_cannot_stand" in caplog.text, 10.0, "the refusal")
+        assert scheduler._scheduler is None
+        client.set_acls(page, before)
     leading(scheduler)
 
 

@@ -39,17 +39,6 @@ def test_soft_time_limit__while_waiting(workshop: Any, key: str) -> None:
     held.check()
 
 
-def test_soft_time_limit__while_waiting_for_the_decorator(workshop: Any, key: str) -> None:
-    """A soft time limit that is raised while the decorator waits leaves no node, and fails the task."""
-    held = workshop.other_client.take(key)
-    task = workshop.send("contend", key, f"{key}:run", soft_time_limit=TIME_LIMIT)
-    workshop.wait_count(key, 2)
-    assert type(workshop.outcome(task)).__name__ == "SoftTimeLimitExceeded"
-    workshop.wait_count(key, 1)
-    held.check()
-    assert workshop.notes(f"{key}:run") == []
-
-
 @pytest.mark.shows("guarantees#no-way-out-leaves-a-node")
 def test_soft_time_limit__while_holding(workshop: Any, key: str) -> None:
     """A soft time limit that is raised while a task holds a lock releases the lock."""

@@ -6,7 +6,6 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +21,6 @@ from tests.toolbox.celery.workshop import Workshop
 from tests.toolbox.network.port import LOOPBACK
 from tests.toolbox.network.tcp_proxy import Proxy
 from tests.toolbox.timing import scaled, wait_until
-from tests.toolbox.zookeeper.observer import Observer
-from tests.toolbox.zookeeper.server import ZooKeeper
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
@@ -35,17 +32,9 @@ SESSION_TIMEOUT = 50.0
 VISIBILITY_TIMEOUT = scaled(25)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param((broker, gate), marks=getattr(param, "marks", ()), id=f"{broker}-{'gate' if gate else 'slot'}")
-        for param, broker in zip(BROKERS, ["redis", "rabbitmq"], strict=True)
-        for gate in (True, False)
-    ],
-)
-def case(request: pytest.FixtureRequest) -> tuple[RabbitMQ | None, bool]:
-    broker, gate = request.param
-    return broker_audit.broker_of(request, broker), gate
+@pytest.fixture(scope="module", params=BROKERS)
+def rabbitmq_or_redis(request: pytest.FixtureRequest) -> RabbitMQ | None:
+    return broker_audit.broker_of(request, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +44,9 @@ def unacknowledged() -> str:
 
 
 @pytest.fixture(scope="module")
-def workshop(open_workshop: Any, case: tuple[RabbitMQ | None, bool], unacknowledged: str) -> Iterator[Any]:
-    rabbitmq, gate = case
+def workshop(open_workshop: Any, rabbitmq_or_redis: RabbitMQ | None, unacknowledged: str) -> Iterator[Any]:
     environment = {"WORKSHOP_PREFETCH": str(MULTIPLIER)}
-    if rabbitmq is None:
+    if rabbitmq_or_redis is None:
         options = broker_audit.redis_options(unacknowledged, VISIBILITY_TIMEOUT)
         environment |= broker_audit.settings(CELERY_BROKER_TRANSPORT_OPTIONS=options)
     else:
@@ -66,19 +54,9 @@ def workshop(open_workshop: Any, case: tuple[RabbitMQ | None, bool], unacknowled
         # after its beginning. Two heartbeats that are missing tell.
         environment |= broker_audit.settings(CELERY_BROKER_HEARTBEAT=10)
     with open_workshop(
-        concurrency=SLOTS, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=rabbitmq, environment=environment
+        concurrency=SLOTS, session_timeout=SESSION_TIMEOUT, rabbitmq=rabbitmq_or_redis, environment=environment
     ) as workshop:
         yield workshop
-
-
-@pytest.fixture
-def rabbitmq_or_redis(case: tuple[RabbitMQ | None, bool]) -> RabbitMQ | None:
-    return case[0]
-
-
-@pytest.fixture
-def gate(case: tuple[RabbitMQ | None, bool]) -> bool:
-    return case[1]
 
 
 def occupy(workshop: Any, gate: str, count: int) -> None:
@@ -100,7 +78,7 @@ def test_cuts_under_load__every_task_runs(
 ) -> None:
     """Six cuts while 120 short tasks of four keys run: none is lost, no two of a key run together, no lock is left.
 
-    Redis may lose one message at each cut, with the gate and without: the server has removed it from the queue, and the
+    Redis may lose one message at each cut, as without the gate: the server has removed it from the queue, and the
     worker has not stored it as delivered.
     """
     keys = [f"{key}-{number}" for number in range(4)]
@@ -123,14 +101,13 @@ def test_cuts_under_load__every_task_runs(
 
 
 @pytest.mark.shows("faults#the-brokers-connections-are-cut")
-def test_cut_after_grant__lock_is_free(workshop: Any, rabbitmq_or_redis: RabbitMQ | None, gate: bool, key: str) -> None:
+def test_cut_after_grant__lock_is_free(workshop: Any, rabbitmq_or_redis: RabbitMQ | None, key: str) -> None:
     """A task that Celery drops on its way into a full pool is delivered again and runs, and its lock is free then."""
     occupy(workshop, f"{key}:busy", SLOTS)
     # Celery counts every slot as free after this.
     broker_audit.cut_and_wait(workshop, rabbitmq_or_redis)
     task = workshop.send("workshop.journal.locked", key, f"{key}:journal")
-    if gate:
-        workshop.wait_count(key, 1, TIMEOUT)
+    workshop.wait_count(key, 1, TIMEOUT)
     wait_until(lambda: task.id in str(broker_audit.ask(workshop, "reserved")), TIMEOUT, "the worker has the task")
     broker_audit.cut_and_wait(workshop, rabbitmq_or_redis)
     # After each cut the idle ones are delivered again, and may run once more.
@@ -142,64 +119,46 @@ def test_cut_after_grant__lock_is_free(workshop: Any, rabbitmq_or_redis: RabbitM
 
 
 @pytest.mark.shows("faults#the-brokers-connections-are-cut")
-def test_cut_with_parked_tasks__prefetch_count(
-    workshop: Any, rabbitmq_or_redis: RabbitMQ | None, gate: bool, key: str
-) -> None:
+def test_cut_with_parked_tasks__prefetch_count(workshop: Any, rabbitmq_or_redis: RabbitMQ | None, key: str) -> None:
     """After a cut unrelated tasks run past those that wait for a lock, and the prefetch count is restored."""
     occupy(workshop, f"{key}:busy", 1)
     broker_audit.cut_and_wait(workshop, rabbitmq_or_redis)
     workshop.other_client.take(key)
     for number in range(6):
         workshop.send("workshop.journal.locked", key, f"{key}:journal", number)
-    if gate:
-        workshop.wait_count(key, 7, TIMEOUT)
+    workshop.wait_count(key, 7, TIMEOUT)
     # The first acknowledgements after a cut restore the prefetch count. The idle one may run once more.
     for _ in range(2):
         workshop.let_go(f"{key}:busy")
     for number in range(5):
         workshop.send("workshop.journal.unlocked", f"{key}:unrelated", number)
-    if gate:
-        broker_audit.wait_runs(workshop, f"{key}:unrelated", 5)
-    workshop.other_client.release(key)
     broker_audit.wait_runs(workshop, f"{key}:unrelated", 5)
+    workshop.other_client.release(key)
     broker_audit.wait_runs(workshop, f"{key}:journal", 6)
     assert broker_audit.more_than_once(workshop, f"{key}:journal") == {}
     workshop.wait_empty(key, TIMEOUT)
     broker_audit.assert_as_before(workshop, key, prefetch=SLOTS * MULTIPLIER, slots=SLOTS)
 
 
-def test_broker_gone__child_is_killed(
-    zookeeper: ZooKeeper, notes: Redis, workshop_observer: Observer, key: str
-) -> None:
+def test_broker_gone__child_is_killed(open_workshop: Any, key: str) -> None:
     """The worker kills a child that has lost its lock and cannot end itself, also while the worker has no broker."""
-    with Redis() as broker:
-        workshop = Workshop(zookeeper, broker, notes, workshop_observer, session_timeout=4.0, gate=True)
-        try:
-            workshop.start()
-            workshop.send("hold_terminably", key, f"{key}:gate")
-            pid = workshop.entered(f"{key}:gate")["pid"]
-            os.kill(pid, signal.SIGSTOP)
-            broker.stop()
-            workshop.wait_log("Cannot connect to redis")
-            workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
-            workshop.wait_log("event=child_ended")
-            wait_until(lambda: not _runs(pid), TIMEOUT, "the child is killed")
-        finally:
-            workshop.close()
+    with Redis() as broker, open_workshop(own_broker=broker, session_timeout=4.0) as workshop:
+        workshop.send("hold_terminably", key, f"{key}:gate")
+        pid = workshop.entered(f"{key}:gate")["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        broker.stop()
+        workshop.wait_log("Cannot connect to redis")
+        workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
+        workshop.wait_log("event=child_ended")
+        wait_until(lambda: not _runs(pid), TIMEOUT, "the child is killed")
 
 
 @pytest.mark.xdist_group("rabbitmq")
-def test_broker_gone__dropped_task(
-    rabbitmq: RabbitMQ, zookeeper: ZooKeeper, notes: Redis, workshop_observer: Observer, key: str
-) -> None:
+def test_broker_gone__dropped_task(open_workshop: Any, rabbitmq: RabbitMQ, key: str) -> None:
     """The lock of a task that Celery has dropped is free before the broker is back."""
-    with closing(Proxy((LOOPBACK, rabbitmq.port))) as proxy:
-        broker: Any = SimpleNamespace(url=f"amqp://guest:guest@{proxy.hosts}//")
-        workshop = Workshop(
-            zookeeper, notes, notes, workshop_observer, session_timeout=SESSION_TIMEOUT, gate=True, rabbitmq=broker
-        )
-        try:
-            workshop.start(concurrency=SLOTS)
+    with Proxy((LOOPBACK, rabbitmq.port)) as proxy:
+        broker = SimpleNamespace(url=f"amqp://guest:guest@{proxy.hosts}//")
+        with open_workshop(concurrency=SLOTS, session_timeout=SESSION_TIMEOUT, rabbitmq=broker) as workshop:
             occupy(workshop, f"{key}:busy", SLOTS)
             before = broker_audit.connections_begun(workshop)
             # Celery counts every slot as free after this.
@@ -213,18 +172,12 @@ def test_broker_gone__dropped_task(
             proxy.cut()
             workshop.wait_log("event=dropped")
             workshop.wait_empty(key, TIMEOUT)
-        finally:
-            workshop.close()
 
 
 @pytest.mark.shows("faults#the-brokers-connections-are-cut")
-def test_cut_while_a_result_is_read__child_is_used(
-    broker: Redis, zookeeper: ZooKeeper, notes: Redis, workshop_observer: Observer, key: str
-) -> None:
+def test_cut_while_a_result_is_read__child_is_used(open_workshop: Any, key: str) -> None:
     """A child whose result was read in part when the connection was lost gets the next task."""
-    workshop = Workshop(zookeeper, broker, notes, workshop_observer, session_timeout=SESSION_TIMEOUT, gate=True)
-    try:
-        workshop.start(concurrency=1)
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT) as workshop:
         failed = workshop.send("fail_in_pieces", key, f"{key}:gate")
         workshop.entered(f"{key}:gate")
         # The loop has turned when it has answered: it has read the first piece.
@@ -236,38 +189,28 @@ def test_cut_while_a_result_is_read__child_is_used(
         assert failed.state == "FAILURE"
         workshop.wait_empty(key, TIMEOUT)
         wait_until(lambda: not broker_audit.ask(workshop, "active"), TIMEOUT, "no task runs")
-    finally:
-        workshop.close()
 
 
 # Earlier versions wait for ever for such a result, also without a cut.
 if hasattr(ResultHandler, "_finish_partial_read"):
 
-    @pytest.mark.parametrize("broker_is_back", [True, False], ids=["connected", "no broker"])
-    def test_shutdown_while_a_result_is_read__ends(
-        zookeeper: ZooKeeper, notes: Redis, workshop_observer: Observer, key: str, broker_is_back: bool
-    ) -> None:
-        """A shutdown after the connection was lost reads the rest of a result that was read in part, and ends."""
-        with Redis() as broker:
-            workshop = Workshop(zookeeper, broker, notes, workshop_observer, session_timeout=SESSION_TIMEOUT, gate=True)
-            try:
-                worker = workshop.start(concurrency=1)
-                failed = workshop.send("fail_in_pieces", key, f"{key}:gate")
-                workshop.entered(f"{key}:gate")
-                broker_audit.ask(workshop, "ping")
-                if broker_is_back:
-                    broker_audit.cut_and_wait(workshop, None)
-                else:
-                    broker.stop()
-                    workshop.wait_log("Cannot connect to redis")
-                worker.signal(signal.SIGTERM)
-                workshop.wait_log("Warm shutdown")
-                workshop.let_go(f"{key}:gate")
-                assert worker.wait(scaled(TIMEOUT)) is not None
-                assert failed.state == "FAILURE"
-                workshop.wait_empty(key, TIMEOUT)
-            finally:
-                workshop.close()
+    def test_shutdown_while_a_result_is_read__ends(open_workshop: Any, key: str) -> None:
+        """A shutdown without a broker reads the rest of a result that was read in part, and ends."""
+        with (
+            Redis() as broker,
+            open_workshop(own_broker=broker, concurrency=1, session_timeout=SESSION_TIMEOUT) as workshop,
+        ):
+            failed = workshop.send("fail_in_pieces", key, f"{key}:gate")
+            workshop.entered(f"{key}:gate")
+            broker_audit.ask(workshop, "ping")
+            broker.stop()
+            workshop.wait_log("Cannot connect to redis")
+            workshop.worker.signal(signal.SIGTERM)
+            workshop.wait_log("Warm shutdown")
+            workshop.let_go(f"{key}:gate")
+            assert workshop.worker.wait(scaled(TIMEOUT)) is not None
+            assert failed.state == "FAILURE"
+            workshop.wait_empty(key, TIMEOUT)
 
 
 def _runs(pid: int) -> bool:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import celery
 import pytest
-from celery import Celery, chain, chord, group
+from celery import Celery, chain, chord
 from celery.canvas import Signature
 
 from tests.toolbox.celery.workshop import Sent
@@ -93,28 +91,6 @@ def test_chord__body_after_a_locked_header(workshop: Any, canvas: Canvas, key: s
     assert [step["key"] for step in (*results, body)] == [key] * 4
     assert body["token"] > max(results[0]["token"], results[2]["token"])
     workshop.wait_empty(key)
-
-
-def test_chord__failed_header(workshop: Any, canvas: Canvas, key: str) -> None:
-    """A header task that fails at the gate or under its lock fails the chord, and leaves no node."""
-    workshop.other_client.take(key)
-    for name, other in (("refuse", key), ("fail", f"{key}:other")):
-        header = [canvas.task(name, other), canvas.task("idle")]
-        (sent,) = canvas.send(chord(header, canvas.task("carry", key)))
-        assert type(workshop.outcome(sent)).__name__ == "ChordError"
-    workshop.wait_count(key, 1)
-    workshop.wait_empty(f"{key}:other")
-
-
-def test_group__in_the_order_of_the_queue(workshop: Any, canvas: Canvas, key: str) -> None:
-    """The tasks of a group wait together, run one at a time, and have one result each."""
-    workshop.other_client.take(key)
-    sent = canvas.send(group(canvas.task("contend", key, f"{key}:run") for _ in range(4)))
-    workshop.wait_count(key, 5)
-    workshop.other_client.release(key)
-    tokens = [workshop.result(each)["token"] for each in sent]
-    assert tokens == sorted(set(tokens))
-    assert {note["together"] for note in workshop.notes(f"{key}:run")} == {1}
 
 
 def test_call__inside_of_a_task(workshop: Any, key: str) -> None:
@@ -226,31 +202,7 @@ def test_autoscale__no_slot_is_lost(open_workshop: Any, key: str) -> None:
         fill()
 
 
-# Shutdowns, and workers without the app.
-
-if celery.VERSION >= (5, 5):
-
-    def test_soft_shutdown__frees_the_locks(open_workshop: Any, key: str) -> None:
-        """During a soft shutdown a worker has no waiters, and tasks that end free their locks."""
-        options = ["worker.soft_shutdown_timeout=4"]
-        with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, options=options) as workshop:
-            running = workshop.send("hold", key, f"{key}:gate")
-            workshop.entered(f"{key}:gate")
-            waiting = workshop.send("shared_below", key)
-            workshop.wait_count(key, 2)
-            # Not during a step: the worker has handled the request when it replies.
-            assert waiting.id in reserved(workshop)
-            workshop.worker.signal(signal.SIGQUIT)
-            workshop.wait_log("Initiating Soft Shutdown")
-            workshop.wait_count(key, 1)
-            workshop.let_go(f"{key}:gate")
-            assert workshop.result(running)["key"] == key
-            workshop.wait_empty(key)
-            assert workshop.worker.is_running()
-            assert workshop.worker.wait(SOON) is not None
-            with workshop.sender.connection() as connection:
-                message = connection.default_channel.client.lindex(workshop.queue, 0)
-            assert waiting.id.encode() in message
+# Workers without the app.
 
 
 def test_bare_project__locks_for_itself(open_workshop: Any, key: str) -> None:

@@ -22,8 +22,9 @@ def workshop(request: pytest.FixtureRequest, open_workshop: Any) -> Iterator[Any
         yield workshop
 
 
-@pytest.mark.parametrize("name", ["changed.at_start", "changed.at_call", "converted.convert_changed"])
-@pytest.mark.parametrize("by_name", [False, True], ids=["by position", "by name"])
+@pytest.mark.parametrize(
+    ("name", "by_name"), [("changed.at_start", False), ("changed.at_call", True), ("converted.convert_changed", False)]
+)
 def test_changed_in_place__one_body_at_a_time(workshop: Any, key: str, name: str, by_name: bool) -> None:
     """Two messages with different keys, whose changed arguments have the same key: one body at a time."""
     if name.startswith("converted") and "pydantic" not in inspect.signature(Celery._task_from_fun).parameters:

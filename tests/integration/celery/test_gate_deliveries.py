@@ -12,7 +12,7 @@ from amqp.exceptions import MessageNacked
 from kombu.exceptions import OperationalError
 
 from tests.integration.celery import broker_audit
-from tests.integration.celery.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
+from tests.integration.celery.broker_audit import BROKERS, TIMEOUT
 from tests.toolbox.brokers.rabbitmq import RabbitMQ
 from tests.toolbox.timing import scaled, wait_until
 
@@ -32,23 +32,21 @@ def nodes_made(workshop: Any, key: str) -> int:
 @pytest.mark.shows("faults#the-broker-counts-deliveries")
 @pytest.mark.slow
 @pytest.mark.xdist_group("rabbitmq")
-@WITH_AND_WITHOUT
-def test_delivery_limit__no_task_is_lost(open_workshop: Any, rabbitmq: RabbitMQ, gate: bool, key: str) -> None:
+def test_delivery_limit__no_task_is_lost(open_workshop: Any, rabbitmq: RabbitMQ, key: str) -> None:
     """On a quorum queue with a delivery limit, tasks can go back to the broker any number of times, and run."""
     count, limit = 5, 3
     environment = broker_audit.settings(CELERY_TASK_DEFAULT_QUEUE_TYPE="quorum", CELERY_ZKLOCK_GATE_MAX_WAIT=1)
     with open_workshop(
-        concurrency=2, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=rabbitmq, environment=environment
+        concurrency=2, session_timeout=SESSION_TIMEOUT, rabbitmq=rabbitmq, environment=environment
     ) as workshop:
         workshop.sender.conf.task_create_missing_queue_type = "quorum"
         rabbitmq.limit_deliveries(workshop.queue, limit)
         workshop.other_client.take(key)
         for number in range(count):
             workshop.send("workshop.journal.locked", key, f"{key}:journal", number)
-        if gate:
-            # A task is a new contender after each return to the broker.
-            most = 1 + count * (limit + 2)
-            wait_until(lambda: nodes_made(workshop, key) >= most, TIMEOUT, "all have gone back more than the limit")
+        # A task is a new contender after each return to the broker.
+        most = 1 + count * (limit + 2)
+        wait_until(lambda: nodes_made(workshop, key) >= most, TIMEOUT, "all have gone back more than the limit")
         workshop.other_client.release(key)
         broker_audit.wait_runs(workshop, f"{key}:journal", count)
         assert broker_audit.more_than_once(workshop, f"{key}:journal") == {}
@@ -116,10 +114,9 @@ def test_full_queue__no_task_is_lost(open_workshop: Any, rabbitmq: RabbitMQ, key
 
 @pytest.mark.shows("faults#the-broker-refuses-a-message")
 @pytest.mark.xdist_group("rabbitmq")
-@WITH_AND_WITHOUT
-def test_full_queue__retried_task_fails(open_workshop: Any, rabbitmq: RabbitMQ, gate: bool, key: str) -> None:
+def test_full_queue__retried_task_fails(open_workshop: Any, rabbitmq: RabbitMQ, key: str) -> None:
     """A task that would come back by `RetryLater` fails if the broker refuses it: no worker would run it."""
-    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=rabbitmq) as workshop:
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, rabbitmq=rabbitmq) as workshop:
         rabbitmq.limit_length(workshop.queue, 1)
         workshop.other_client.take(key)
         workshop.send("idle", f"{key}:gate")
@@ -134,10 +131,9 @@ def test_full_queue__retried_task_fails(open_workshop: Any, rabbitmq: RabbitMQ, 
 
 @pytest.mark.shows("faults#the-broker-does-not-answer-as-in-an-alarm")
 @pytest.mark.xdist_group("rabbitmq")
-@WITH_AND_WITHOUT
-def test_alarm__retried_task_leaves_its_slot(open_workshop: Any, rabbitmq: RabbitMQ, gate: bool, key: str) -> None:
+def test_alarm__retried_task_leaves_its_slot(open_workshop: Any, rabbitmq: RabbitMQ, key: str) -> None:
     """While the broker takes no message, a task that would come back fails, says so, and keeps no slot from others."""
-    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=rabbitmq) as workshop:
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, rabbitmq=rabbitmq) as workshop:
         workshop.other_client.take(key)
         workshop.send("idle", f"{key}:gate")
         workshop.entered(f"{key}:gate")
@@ -155,16 +151,14 @@ def test_alarm__retried_task_leaves_its_slot(open_workshop: Any, rabbitmq: Rabbi
 
 
 @pytest.mark.shows("faults#the-broker-delivers-messages-again-after-a-time")
-@WITH_AND_WITHOUT
 @pytest.mark.parametrize("broker_name", BROKERS)
 def test_timeout__over_all_deliveries(
-    open_workshop: Any, request: pytest.FixtureRequest, broker_name: str, gate: bool, key: str
+    open_workshop: Any, request: pytest.FixtureRequest, broker_name: str, key: str
 ) -> None:
     """A timeout longer than the maximum wait ends with LockTimeout: it does not begin anew with each delivery."""
     with open_workshop(
         concurrency=1,
         session_timeout=SESSION_TIMEOUT,
-        gate=gate,
         rabbitmq=broker_audit.broker_of(request, broker_name),
         environment=broker_audit.settings(CELERY_ZKLOCK_GATE_MAX_WAIT=1),
     ) as workshop:
@@ -183,15 +177,11 @@ def test_timeout__over_all_deliveries(
 
 @pytest.mark.shows("guarantees#that-clocks-are-right", "faults#the-clocks-of-workers-differ")
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["ahead", "behind"])
-@pytest.mark.parametrize("broker_name", BROKERS)
-def test_timeout__another_clock(
-    open_workshop: Any, request: pytest.FixtureRequest, broker_name: str, ahead: float, key: str
-) -> None:
+def test_timeout__another_clock(open_workshop: Any, ahead: float, key: str) -> None:
     """A timeout that goes on at a host whose clock differs ends when it is used up: not before, and not never."""
     with open_workshop(
         concurrency=1,
         session_timeout=SESSION_TIMEOUT,
-        rabbitmq=broker_audit.broker_of(request, broker_name),
         # kombu compares clocks of hosts: with its timeout of an hour the second one would have messages that the first
         # one has not given back yet delivered again.
         environment=broker_audit.settings(
@@ -215,53 +205,29 @@ def test_timeout__another_clock(
         assert broker_audit.entries(workshop, f"{key}:bounded") == []
 
 
-@pytest.mark.shows("guarantees#that-clocks-are-right", "faults#the-clocks-of-workers-differ")
-@WITH_AND_WITHOUT
-def test_retry__another_clock(open_workshop: Any, gate: bool, key: str) -> None:
-    """A task that comes back to a host whose clock is ahead has waited no longer for that, and is sent again."""
-    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate) as workshop:
-        workshop.other_client.take(key)
-        first = workshop.worker
-        task = workshop.send("come_back", key, f"{key}:run")
-        wait_until(lambda: task.state == "RETRY", TIMEOUT, "the task has met the lock")
-        broker_audit.consume(workshop, first, wanted=False)
-        workshop.start(environment={"WORKSHOP_AHEAD": str(HOUR)})
-        workshop.wait_log(f"id={task.id} reason=conflict")
-        workshop.other_client.release(key)
-        assert workshop.result(task)["key"] == key
-
-
-@WITH_AND_WITHOUT
 @pytest.mark.parametrize("broker_name", BROKERS)
 def test_warm_shutdown__order_of_waiting_tasks(
-    open_workshop: Any, request: pytest.FixtureRequest, broker_name: str, gate: bool, key: str
+    open_workshop: Any, request: pytest.FixtureRequest, broker_name: str, key: str
 ) -> None:
     """Tasks that waited when their worker was shut down run in the order in which they were sent."""
     count = 100 if broker_name == "redis" else 50
     with open_workshop(
         concurrency=1,
         session_timeout=SESSION_TIMEOUT,
-        gate=gate,
         rabbitmq=broker_audit.broker_of(request, broker_name),
         environment={"WORKSHOP_PREFETCH": "1"},
     ) as workshop:
         workshop.other_client.take(key)
         for number in range(count):
             workshop.send("workshop.journal.locked", key, f"{key}:journal", number)
-        workshop.wait_count(key, count + 1 if gate else 2, TIMEOUT)
+        workshop.wait_count(key, count + 1, TIMEOUT)
         workshop.worker.signal(signal.SIGTERM)
-        if gate:
-            workshop.wait_count(key, 1, TIMEOUT)
-        else:
-            # The shutdown waits for the task in the slot.
-            workshop.wait_log("Warm shutdown")
-            workshop.other_client.release(key)
+        workshop.wait_count(key, 1, TIMEOUT)
         assert workshop.worker.wait(scaled(TIMEOUT)) == 0
         workshop.worker.stop()
         workshop.worker.start()
-        if gate:
-            workshop.wait_count(key, count + 1, TIMEOUT)
-            workshop.other_client.release(key)
+        workshop.wait_count(key, count + 1, TIMEOUT)
+        workshop.other_client.release(key)
         broker_audit.wait_runs(workshop, f"{key}:journal", count)
         assert [entry["number"] for entry in broker_audit.entries(workshop, f"{key}:journal")] == list(range(count))
         broker_audit.assert_as_before(workshop, key, prefetch=1, slots=1)
@@ -290,33 +256,3 @@ def test_come_of_age__order_of_waiting_tasks(
         broker_audit.consume(workshop, workshop.worker, wanted=True)
         broker_audit.wait_runs(workshop, f"{key}:journal", count)
         assert [entry["number"] for entry in broker_audit.entries(workshop, f"{key}:journal")] == list(range(count))
-
-
-@pytest.mark.slow
-def test_timeout__of_a_later_message(open_workshop: Any, key: str) -> None:
-    """A task that comes back by `RetryLater` waits for its whole timeout, also where an earlier message has waited."""
-    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT) as workshop:
-        workshop.other_client.take(key)
-        first = workshop.worker
-        second = workshop.start_another(concurrency=1)
-        broker_audit.consume(workshop, second, wanted=False)
-        task = workshop.send("wait_and_come_back", key)
-
-        def received(worker: Any) -> int:
-            return str(worker.log.read_text()).count(f"wait_and_come_back[{task.id}] received")
-
-        workshop.wait_count(key, 2)
-        assert received(first) == 1
-        broker_audit.consume(workshop, first, wanted=False)
-        broker_audit.consume(workshop, second, wanted=True)
-        # The message is delivered again, to the other worker.
-        broker_audit.cut(workshop, None)
-        wait_until(lambda: received(second) == 1, TIMEOUT, "the second worker has the task")
-        broker_audit.consume(workshop, second, wanted=False)
-        broker_audit.consume(workshop, first, wanted=True)
-        # The next message, after the timeout.
-        wait_until(lambda: received(first) == 2, TIMEOUT, "the first worker has the task again")
-        workshop.wait_count(key, 2)
-        workshop.other_client.release(key)
-        # That of the second worker.
-        assert workshop.result(task)["conflicts"] == 1

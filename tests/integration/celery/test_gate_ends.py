@@ -80,31 +80,6 @@ def test_killed_child__frees_the_lock(workshop: Any, key: str) -> None:
     workshop.wait_empty(key, SOON)
 
 
-@pytest.mark.shows("faults#a-child-is-killed-and-the-system-does-not-tell-of-its-end")
-def test_killed_child__frees_the_lock_in_a_container(open_workshop: Any, key: str) -> None:
-    """The same where the worker must not wait for the end of a process (`pidfd_open`)."""
-    environment = {**LATE, "WORKSHOP_REFUSE_PIDFD": "1"}
-    with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
-        workshop.send("hold", key, f"{key}:gate")
-        pid = workshop.entered(f"{key}:gate")["pid"]
-        waiting = workshop.send("look_for", key, pid)
-        workshop.wait_count(key, 2)
-        os.kill(pid, signal.SIGKILL)
-        assert waiting.outcome(SOON)["other"] in {"gone", "Z", "X"}
-        workshop.wait_empty(key, SOON)
-
-
-def test_terminated__frees_the_lock(workshop: Any, key: str) -> None:
-    """The lock of a task that is revoked while it runs is free when its child has ended."""
-    task = workshop.send("hold", key, f"{key}:gate")
-    pid = workshop.entered(f"{key}:gate")["pid"]
-    waiting = workshop.send("look_for", key, pid)
-    workshop.wait_count(key, 2)
-    workshop.control.revoke(task.id, terminate=True, signal="SIGKILL")
-    assert waiting.outcome(SOON)["other"] in {"gone", "Z", "X"}
-    workshop.wait_empty(key, SOON)
-
-
 def test_revoked__while_it_runs(workshop: Any, key: str) -> None:
     """A task that is revoked while it runs, without an end by force, keeps its lock until its end."""
     task = workshop.send("hold", key, f"{key}:gate")
@@ -128,20 +103,6 @@ def test_release__inside_of_the_body(workshop: Any, key: str) -> None:
     assert workshop.nodes(key) == []
     assert workshop.result(workshop.send("shared_below", key))["key"] == key
     workshop.let_go(f"{key}:gate")
-
-
-@pytest.mark.slow
-def test_redelivered__after_its_child_was_killed(open_workshop: Any, key: str) -> None:
-    """A task that is delivered again because its child was killed finds no node of its first delivery, and runs."""
-    with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT) as workshop:
-        task = workshop.send("hold_late", key, f"{key}:gate")
-        facts = workshop.entered(f"{key}:gate")
-        os.kill(facts["pid"], signal.SIGKILL)
-        workshop.wait_empty(key, SOON)
-        result = workshop.result(task)
-        assert (result["id"], result["key"]) == (task.id, key)
-        assert result["token"] > facts["token"]
-        assert workshop.board.get(f"{key}:gate:deliveries") == "2"
 
 
 @pytest.mark.slow
@@ -205,11 +166,9 @@ def test_warm_shutdown__body_acquires_late(open_workshop: Any, pool: str, key: s
 
 if celery.VERSION >= (5, 5):
 
-    @pytest.mark.parametrize("pool", ["prefork", "threads"])
-    def test_soft_shutdown__body_acquires_late(open_workshop: Any, pool: str, key: str) -> None:
+    def test_soft_shutdown__body_acquires_late(open_workshop: Any, key: str) -> None:
         """A body that acquires its lock itself during a soft shutdown gets it from its worker."""
         with open_workshop(
-            pool=pool,
             concurrency=2,
             session_timeout=SESSION_TIMEOUT,
             environment=LATE,
@@ -236,20 +195,6 @@ def test_cold_shutdown__frees_everything(workshop: Any, key: str) -> None:
     finally:
         workshop.worker.stop()
         workshop.worker.start()
-
-
-def test_lost_broker__waiting_tasks_run_once(workshop: Any, key: str) -> None:
-    """When the connection to the broker is lost, waiting tasks leave the queue, are delivered again, and run once."""
-    workshop.send("hold", key, f"{key}:gate")
-    workshop.entered(f"{key}:gate")
-    waiting = [workshop.send("contend", key, f"{key}:run") for _ in range(3)]
-    workshop.wait_count(key, 4)
-    broker_audit.cut_and_wait(workshop, None)
-    workshop.let_go(f"{key}:gate")
-    for task in waiting:
-        assert workshop.result(task)["key"] == key
-    assert sorted(note["id"] for note in workshop.notes(f"{key}:run")) == sorted(task.id for task in waiting)
-    workshop.wait_empty(key, SOON)
 
 
 @pytest.mark.slow

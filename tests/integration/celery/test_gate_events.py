@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.integration.celery.broker_audit import BROKERS, broker_of
 from tests.toolbox.timing import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
@@ -15,14 +14,10 @@ pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 SOON = 20.0
 
 
-@pytest.mark.parametrize("broker_name", BROKERS)
-def test_switched_on__events_are_sent(
-    open_workshop: Any, request: pytest.FixtureRequest, broker_name: str, key: str
-) -> None:
+def test_switched_on__events_are_sent(open_workshop: Any, key: str) -> None:
     """A worker that was started without events sends the events of locks as soon as a monitor has enabled events."""
-    rabbitmq = broker_of(request, broker_name)
     # Without heartbeats and gossip a worker has no event dispatcher.
-    with open_workshop(concurrency=1, session_timeout=30, heartbeat=True, rabbitmq=rabbitmq) as workshop:
+    with open_workshop(concurrency=1, session_timeout=30, heartbeat=True) as workshop:
         heard: list[dict[str, Any]] = []
         with workshop.sender.connection() as connection:
             receiver = workshop.sender.events.Receiver(connection, handlers={"*": heard.append})
@@ -45,5 +40,6 @@ def test_switched_on__events_are_sent(
                 # The last event of the task: the gate's events are sent before.
                 wait_until(lambda: has_heard("task-succeeded"), SOON, "the task's events have come")
                 wait_until(lambda: has_heard("zklock-released"), SOON, "the lock's events have come")
-        ours = [event["type"] for event in heard if event["type"].startswith("zklock-")]
-        assert ours == ["zklock-waiting", "zklock-held", "zklock-released"]
+        ours = [event for event in heard if event["type"].startswith("zklock-")]
+        assert [event["type"] for event in ours] == ["zklock-waiting", "zklock-held", "zklock-released"]
+        assert {(event["uuid"], event["key"]) for event in ours} == {(task.id, key)}

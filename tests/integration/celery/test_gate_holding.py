@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import signal
 from collections.abc import Iterator
@@ -10,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery.app.base import Celery
 
 from django_zklock.contrib.celery.gate.ticket import HEADER
 from django_zklock.zk.ops import actions
-from tests.integration.celery import broker_audit
 from tests.toolbox.timing import scaled, wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
@@ -45,20 +42,6 @@ def test_hold__is_the_main_process_s(workshop: Any, key: str) -> None:
     workshop.let_go(f"{key}:gate")
     assert workshop.result(task) == {"lost": False, "token": facts["token"]}
     assert workshop.sessions_begun() == before
-
-
-def test_hold__pydantic(workshop: Any, key: str) -> None:
-    """The same holds for a task whose arguments Celery converts, and the key is made of the converted arguments."""
-    if "pydantic" not in inspect.signature(Celery._task_from_fun).parameters:
-        pytest.skip("Celery 5.4 does not know pydantic")
-    task = workshop.send("workshop.converted.convert", {"key": key}, f"{key}:gate")
-    facts = workshop.entered(f"{key}:gate")
-    (holder,) = workshop.holders(key)
-    assert holder.pid == workshop.worker.pid != facts["pid"]
-    assert facts["key"] == key
-    workshop.let_go(f"{key}:gate")
-    assert workshop.result(task)["type"] == "Order"
-    assert f"event=header_refused task={task.id}" not in workshop.worker.log.read_text()
 
 
 def test_nested__shares_the_node(workshop: Any, key: str) -> None:
@@ -106,25 +89,6 @@ def test_lost__terminates_and_is_delivered_again(workshop: Any, key: str) -> Non
     workshop.entered(f"{key}:gate")
     workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
     assert task.outcome(8)["key"] == key
-
-
-def states(workshop: Any) -> list[str]:
-    return [each["state"] for each in broker_audit.ask(workshop, "zklocks")]
-
-
-@pytest.mark.shows("faults#the-lock-is-lost-when-the-body-has-ended-and-the-main-process-does-not-know-of-the-end")
-def test_lost__after_the_body(open_workshop: Any, key: str) -> None:
-    """A child whose body has ended is not killed for a later loss, also if the main process has not read of the end."""
-    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT) as workshop:
-        task = workshop.send("end_unnoticed", key, f"{key}:gate")
-        pid = workshop.entered(f"{key}:gate")["pid"]
-        workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
-        # Until the main process has found the loss it takes the body for one that runs.
-        wait_until(lambda: states(workshop) == ["running"], 20, "the main process has read the end in the memory")
-        workshop.let_go(f"{key}:gate")
-        assert workshop.result(task)["key"] == key
-        assert workshop.result(workshop.send("shared_below", key))["pid"] == pid
-        assert "event=child_ended" not in workshop.worker.log.read_text()
 
 
 def test_lost__somebody_has_broken_it(workshop: Any, key: str) -> None:
@@ -178,24 +142,3 @@ def test_header__forged(workshop: Any, key: str, header: Any) -> None:
     workshop.wait_log(f"event=header_refused task={task_id}")
     workshop.other_client.release(key)
     assert workshop.result(task)["key"] == key
-
-
-def test_header__not_in_a_retry(workshop: Any, key: str) -> None:
-    """A task that is retried does not send the header of its first attempt."""
-    result = workshop.result(workshop.send("retry_itself", key))
-    assert (result["retries"], result["key"]) == (2, key)
-    assert f"event=header_refused task={result['id']}" not in workshop.worker.log_tail(500)
-
-
-def test_header__without_a_gate(open_workshop: Any, key: str) -> None:
-    """Without a gate the child refuses a forged header, and acquires the lock itself."""
-    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT, gate=False) as workshop:
-        workshop.other_client.take(key)
-        task = workshop.send("shared_below", key, task_id=key, headers={HEADER: FORGED})
-        workshop.wait_count(key, 2)
-        workshop.wait_log(f"event=header_refused task={key}")
-        workshop.other_client.release(key)
-        assert workshop.result(task)["key"] == key
-        task = workshop.send("shared_below", key, task_id=f"{key}-2", headers={HEADER: "nonsense"})
-        assert workshop.result(task)["key"] == key
-        workshop.wait_log(f"event=header_refused task={key}-2")

@@ -1,4 +1,4 @@
-"""The gate of workers whose tasks run in the main process: threads and greenlets."""
+"""The gate of workers whose tasks run in the main process: threads, and greenlets of gevent and eventlet."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ SOON = 20.0
 READY = scaled(2)
 
 
+# What differs with eventlet: how a body is interrupted, and what its loop does with an error.
+EVENTLET_TOO = pytest.mark.parametrize("workshop", ["threads", "gevent", "eventlet"], indirect=True)
+
+
 @pytest.fixture(scope="module", params=["threads", "gevent"])
 def workshop(request: pytest.FixtureRequest, open_workshop: Any) -> Iterator[Any]:
     environment = {"WORKSHOP_WATCH_RESULTS": "1", "WORKSHOP_MAX_READY": str(READY)}
@@ -26,6 +30,7 @@ def workshop(request: pytest.FixtureRequest, open_workshop: Any) -> Iterator[Any
         yield workshop
 
 
+@EVENTLET_TOO
 def test_hold__is_told_of_its_loss(workshop: Any, key: str) -> None:
     """A task with `on_lost="interrupt"` is interrupted when its node is deleted."""
     task = workshop.send("hold_interruptibly", key, f"{key}:gate")
@@ -41,15 +46,6 @@ def test_terminate__interrupts(workshop: Any, key: str) -> None:
     workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
     assert type(task.outcome(20)).__name__ == "LockLost"
     assert workshop.result(workshop.send("shared_below", key))["key"] == key
-
-
-def test_release__inside_of_the_body(workshop: Any, key: str) -> None:
-    """A task may release its lock before its end."""
-    task = workshop.send("release_early", key, f"{key}:gate")
-    assert workshop.entered(f"{key}:gate")["key"] is None
-    assert workshop.nodes(key) == []
-    workshop.let_go(f"{key}:gate")
-    workshop.result(task)
 
 
 def test_cut__ends_what_waits_in_the_pool(workshop: Any, key: str) -> None:
@@ -86,6 +82,7 @@ def states(workshop: Any, key: str) -> list[str]:
     return [each["state"] for each in broker_audit.ask(workshop, "zklocks") or [] if each["key"] == key]
 
 
+@EVENTLET_TOO
 def test_accepted__error(workshop: Any, key: str) -> None:
     """When Celery fails to note that a task has started, the task does not run, and its lock is free."""
     workshop.send("not_started", kwargs={"key": key, "gate": f"{key}:gate"})
@@ -115,22 +112,8 @@ def test_window__is_refilled(workshop: Any, key: str) -> None:
     assert len([pause for pause in pauses if 1.9 < pause < 2.1]) < 4
 
 
-def test_granted_without_a_slot__lets_others(workshop: Any, key: str) -> None:
-    """A lock that is granted while the pool is busy is released if another contender waits; the task gets it later."""
-    workshop.send("idle", f"{key}:gate")
-    workshop.entered(f"{key}:gate")
-    task = workshop.send("shared_below", key)
-    workshop.wait_count(key, 1)
-    # Behind the granted request.
-    workshop.other_client.take(key)
-    workshop.let_go(f"{key}:gate")
-    workshop.wait_count(key, 2)
-    workshop.other_client.release(key)
-    assert workshop.result(task)["key"] == key
-    workshop.wait_empty(key)
-
-
 @pytest.mark.shows("faults#all-slots-are-busy-when-the-lock-is-granted")
+@EVENTLET_TOO
 def test_granted_without_a_slot__many(workshop: Any, key: str) -> None:
     """Many tasks whose locks are granted while the pool is busy pass the lock on together, not one after the other."""
     count = 20
@@ -149,15 +132,3 @@ def test_granted_without_a_slot__many(workshop: Any, key: str) -> None:
     for task in [wanting, *tasks]:
         workshop.result(task)
     workshop.wait_empty(key)
-
-
-def test_header__replayed(workshop: Any, key: str) -> None:
-    """A ticket that a task has read is refused in another message."""
-    task = workshop.send("tell_header", key)
-    seen = workshop.result(task)
-    workshop.other_client.take(key)
-    again = workshop.send("shared_below", key, task_id=task.id, headers={"zklock_hold": seen})
-    workshop.wait_count(key, 2)
-    workshop.wait_log(f"event=header_refused task={task.id}")
-    workshop.other_client.release(key)
-    assert workshop.result(again) is not None

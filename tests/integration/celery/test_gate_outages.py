@@ -6,17 +6,14 @@ import contextlib
 import signal
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from django_zklock.contrib.celery.gate import child_note
 from django_zklock.testing import ZooKeeperServer
-from django_zklock.zk.ops import snapshots
 from tests.integration.celery import broker_audit
-from tests.integration.celery.broker_audit import TIMEOUT, WITH_AND_WITHOUT
+from tests.integration.celery.broker_audit import TIMEOUT
 from tests.toolbox.timing import MAX_SESSION, scaled, wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
@@ -48,12 +45,6 @@ def wait_queue(server: ZooKeeperServer, workshop: Any, key: str, count: int) -> 
     wait_until(lambda: queue_length(server, workshop, key) == count, TIMEOUT, f"{count} nodes of {key}")
 
 
-def child_of(workshop: Any, key: str) -> int | None:
-    """Return the child that the node of the holder names."""
-    (entry,) = snapshots.one_lock(workshop.pool, key, timeout=scaled(TIMEOUT)).holders
-    return entry.identity.work.child if entry.identity and entry.identity.work else None
-
-
 def sleep_until(moment: float) -> None:
     wait_until(lambda: time.monotonic() > moment, TIMEOUT, "the time is over")
 
@@ -74,10 +65,7 @@ def count_failures(sent: list[Any]) -> int:
 
 @pytest.mark.shows("faults#zookeeper-cannot-be-reached-and-tasks-arrive")
 @pytest.mark.slow
-@WITH_AND_WITHOUT
-def test_short_outage__worker_leaves_tasks_to_others(
-    open_workshop: Any, server: ZooKeeperServer, gate: bool, key: str
-) -> None:
+def test_short_outage__worker_leaves_tasks_to_others(open_workshop: Any, server: ZooKeeperServer, key: str) -> None:
     """While ZooKeeper is away, a worker takes only tasks for its slots: no task runs twice after the outage."""
     count, seconds = 30, 0.4
     unacknowledged = f"unacknowledged-{uuid.uuid4().hex[:8]}"
@@ -86,9 +74,7 @@ def test_short_outage__worker_leaves_tasks_to_others(
     )
     # No task fails, however long the outage is.
     environment |= {"WORKSHOP_PREFETCH": "1", "WORKSHOP_CONNECT_TIMEOUT": str(scaled(60)), "WORKSHOP_MAX_JOINING": "1"}
-    with open_workshop(
-        concurrency=1, session_timeout=30, gate=gate, server=server, environment=environment
-    ) as workshop:
+    with open_workshop(concurrency=1, session_timeout=30, server=server, environment=environment) as workshop:
         workshop.result(workshop.send("shared_below", key))
         with away(server):
             begun = time.monotonic()
@@ -103,16 +89,11 @@ def test_short_outage__worker_leaves_tasks_to_others(
 
 
 @pytest.mark.shows("faults#zookeeper-cannot-be-reached-and-tasks-arrive")
-@WITH_AND_WITHOUT
-def test_long_outage__slots_pace_the_failures(
-    open_workshop: Any, server: ZooKeeperServer, gate: bool, key: str
-) -> None:
+def test_long_outage__slots_pace_the_failures(open_workshop: Any, server: ZooKeeperServer, key: str) -> None:
     """While ZooKeeper is away, no more tasks fail than the slots can run one after the other."""
     count = 60
     environment = {"WORKSHOP_PREFETCH": "4", "WORKSHOP_CONNECT_TIMEOUT": "1", "WORKSHOP_MAX_JOINING": "1"}
-    with open_workshop(
-        concurrency=1, session_timeout=20, gate=gate, server=server, environment=environment
-    ) as workshop:
+    with open_workshop(concurrency=1, session_timeout=20, server=server, environment=environment) as workshop:
         workshop.result(workshop.send("shared_below", key))
         begun = time.monotonic()
         with away(server):
@@ -131,76 +112,42 @@ def test_long_outage__slots_pace_the_failures(
         broker_audit.assert_as_before(workshop, key, prefetch=4, slots=1)
 
 
-def test_outage__node_names_the_child_later(open_workshop: Any, server: ZooKeeperServer, key: str) -> None:
-    """The child that cannot be written into the node in an outage is written after it."""
-    with open_workshop(concurrency=1, session_timeout=60, server=server) as workshop:
-        workshop.send("hold", key, f"{key}:gate")
-        note = workshop.entered(f"{key}:gate")
-        begun = time.monotonic()
-        with away(server):
-            sleep_until(begun + child_note.DELAY + 3)
-        wait_until(lambda: child_of(workshop, key) == note["pid"], TIMEOUT, "the node names the child")
-        workshop.let_go(f"{key}:gate")
-        workshop.wait_empty(key)
-
-
 @pytest.mark.shows("faults#zookeeper-cannot-be-reached-and-tasks-arrive")
 @pytest.mark.slow
-@WITH_AND_WITHOUT
-def test_outage_beyond_the_session__parked_tasks_stay(
-    open_workshop: Any, server: ZooKeeperServer, gate: bool, key: str
-) -> None:
+def test_outage_beyond_the_session__parked_tasks_stay(open_workshop: Any, server: ZooKeeperServer, key: str) -> None:
     """Tasks that wait without a timeout join the queue again after an outage that has ended their session."""
     count = 40
     environment = {"WORKSHOP_PREFETCH": "4", "WORKSHOP_CONNECT_TIMEOUT": "1"}
-    with open_workshop(concurrency=1, session_timeout=2, gate=gate, server=server, environment=environment) as workshop:
+    with open_workshop(concurrency=1, session_timeout=2, server=server, environment=environment) as workshop:
         workshop.other_client.take(key)
         sent = [workshop.send("workshop.journal.locked", key, f"{key}:journal", number) for number in range(count)]
-        wait_queue(server, workshop, key, count + 1 if gate else 2)
-        if gate:
-            # The node exists before its worker knows that the request waits and needs no slot.
-            wait_until(lambda: count_parked(workshop) == count, TIMEOUT, "all are parked")
-        begun = time.monotonic()
+        wait_queue(server, workshop, key, count + 1)
+        # The node exists before its worker knows that the request waits and needs no slot.
+        wait_until(lambda: count_parked(workshop) == count, TIMEOUT, "all are parked")
         with away(server):
             # The holder's node remains.
             wait_queue(server, workshop, key, 1)
             sleep_until(time.monotonic() + 3)
-        again = count + 1 if gate else 2
-        try:
-            wait_until(
-                lambda: queue_length(server, workshop, key) == again or all_ended(sent), TIMEOUT, "they wait again"
-            )
-        except AssertionError as error:
-            states, length = Counter(task.state for task in sent), queue_length(server, workshop, key)
-            raise AssertionError(f"{error}; {length} nodes, {states}\n{workshop.worker.log_tail(60)}") from error
-        lasted = time.monotonic() - begun
+        wait_queue(server, workshop, key, count + 1)
         workshop.other_client.release(key)
-        failures = count_failures(sent)
-        # Without the gate the tasks in the slot fail meanwhile.
-        assert failures <= (0 if gate else lasted / 1 + 2)
+        assert count_failures(sent) == 0
         numbers = [entry["number"] for entry in broker_audit.entries(workshop, f"{key}:journal")]
-        assert len(numbers) == len(set(numbers)) == count - failures
+        assert len(numbers) == len(set(numbers)) == count
         broker_audit.assert_as_before(workshop, key, prefetch=4, slots=1)
 
 
 @pytest.mark.shows("faults#the-main-process-is-stopped-while-a-granted-task-waits-for-a-slot")
-@WITH_AND_WITHOUT
-def test_main_process_stopped__no_body_begins_with_a_lost_lock(open_workshop: Any, gate: bool, key: str) -> None:
+def test_main_process_stopped__no_body_begins_with_a_lost_lock(open_workshop: Any, key: str) -> None:
     """A lock that is lost between its grant and the slot is acquired again before the body begins."""
     environment = {"WORKSHOP_PREFETCH": "1"}
-    with open_workshop(concurrency=1, session_timeout=2, gate=gate, environment=environment) as workshop:
-        # Without the gate it would use the slot before the other task.
-        if gate:
-            workshop.other_client.take(key)
-            task = workshop.send("workshop.journal.report_loss", key, f"{key}:journal")
-            workshop.wait_count(key, 2)
+    with open_workshop(concurrency=1, session_timeout=2, environment=environment) as workshop:
+        workshop.other_client.take(key)
+        task = workshop.send("workshop.journal.report_loss", key, f"{key}:journal")
+        workshop.wait_count(key, 2)
         busy = workshop.send("idle", f"{key}:busy")
         workshop.entered(f"{key}:busy")
-        if gate:
-            workshop.other_client.release(key)
-            workshop.wait_count(key, 1)
-        else:
-            task = workshop.send("workshop.journal.report_loss", key, f"{key}:journal")
+        workshop.other_client.release(key)
+        workshop.wait_count(key, 1)
         workshop.worker.signal(signal.SIGSTOP)
         try:
             # As soon as the session has ended.

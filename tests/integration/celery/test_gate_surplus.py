@@ -9,7 +9,7 @@ import pytest
 
 from django_zklock.contrib.celery.gate.attempt import CHECK_INTERVAL
 from tests.integration.celery import broker_audit
-from tests.integration.celery.broker_audit import BROKERS, TIMEOUT
+from tests.integration.celery.broker_audit import TIMEOUT
 from tests.toolbox.timing import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
@@ -24,8 +24,10 @@ def given_back(workshop: Any) -> int:
 
 
 @pytest.mark.shows("faults#one-worker-has-the-locks-of-many-tasks-and-no-slots-for-them")
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-@pytest.mark.parametrize("broker_name", BROKERS)
+@pytest.mark.parametrize(
+    ("broker_name", "pool"),
+    [("redis", "prefork"), pytest.param("rabbitmq", "threads", marks=pytest.mark.xdist_group("rabbitmq"))],
+)
 def test_granted_together__idle_worker_has_some(
     open_workshop: Any, request: pytest.FixtureRequest, broker_name: str, pool: str, key: str
 ) -> None:

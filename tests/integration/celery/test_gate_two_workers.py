@@ -10,7 +10,6 @@ import uuid
 
 import pytest
 
-from tests.integration.celery.broker_audit import WITH_AND_WITHOUT
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.celery.projects import PROJECTS
 from tests.toolbox.processes.project import PROJECT
@@ -20,8 +19,7 @@ from tests.toolbox.zookeeper.server import ZooKeeper
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
 
 
-@WITH_AND_WITHOUT
-def test_two_workers__each_has_its_own_gate(zookeeper: ZooKeeper, broker: Redis, gate: bool, key: str) -> None:
+def test_two_workers__each_has_its_own_gate(zookeeper: ZooKeeper, broker: Redis, key: str) -> None:
     """A task waits at the gate of the worker that has received it, and runs under the hold of that worker."""
     environment = {
         **os.environ,
@@ -30,7 +28,7 @@ def test_two_workers__each_has_its_own_gate(zookeeper: ZooKeeper, broker: Redis,
         "WORKSHOP_BOARD": broker.url,
         "WORKSHOP_ROOT": f"/two-{uuid.uuid4().hex[:8]}",
         "WORKSHOP_SESSION_TIMEOUT": "30",
-        "WORKSHOP_GATE": "1" if gate else "0",
+        "WORKSHOP_GATE": "1",
         "ZOOKEEPER_HOSTS": zookeeper.hosts,
     }
     script = [sys.executable, str(PROJECTS / "two_workers.py"), key]
@@ -47,10 +45,9 @@ def test_two_workers__each_has_its_own_gate(zookeeper: ZooKeeper, broker: Redis,
     notified = json.loads(process.stdout.splitlines()[-1])
     keys = {name: f"{key}:{name}" for name in ("first", "second")}
     assert notified["ran"] == keys
-    if gate:
-        assert notified["waiting"] == {name: [each] for name, each in keys.items()}
-        # A task that waits when its worker ends does not run in the next test.
-        assert notified["left"] == "PENDING"
+    assert notified["waiting"] == {name: [each] for name, each in keys.items()}
+    # A task that waits when its worker ends does not run in the next test.
+    assert notified["left"] == "PENDING"
     # A task that finds no hold of its worker's gate says so, and acquires for itself.
     assert "locks_for_itself" not in process.stderr
     assert "header_refused" not in process.stderr

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.celery import broker_audit
-from tests.integration.celery.broker_audit import BROKERS, TIMEOUT, WITH_AND_WITHOUT
+from tests.integration.celery.broker_audit import BROKERS, TIMEOUT
 from tests.toolbox.timing import scaled, wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper, pytest.mark.slow]
@@ -45,10 +45,9 @@ def limited(request: pytest.FixtureRequest, broker_name: str) -> Iterator[Any]:
 
 
 @pytest.mark.shows("faults#the-broker-delivers-messages-again-after-a-time")
-@WITH_AND_WITHOUT
 @pytest.mark.parametrize("broker_name", BROKERS)
 def test_readers_behind_a_writer__run_once(
-    open_workshop: Any, limited: Any, environment: dict[str, str], unacknowledged: str, gate: bool, key: str
+    open_workshop: Any, limited: Any, environment: dict[str, str], unacknowledged: str, key: str
 ) -> None:
     """Granted readers that wait for one slot go back to the broker before it delivers them again."""
     count = 32
@@ -58,13 +57,12 @@ def test_readers_behind_a_writer__run_once(
             "WORKSHOP_PREFETCH": "1"
         }
     with open_workshop(
-        concurrency=1, session_timeout=SESSION_TIMEOUT, gate=gate, rabbitmq=limited, environment=environment
+        concurrency=1, session_timeout=SESSION_TIMEOUT, rabbitmq=limited, environment=environment
     ) as workshop:
         workshop.other_client.take(key)
         for number in range(count):
             workshop.send("workshop.journal.read", key, f"{key}:journal", number, 0.4)
-        if gate:
-            workshop.wait_count(key, count + 1, TIMEOUT)
+        workshop.wait_count(key, count + 1, TIMEOUT)
         workshop.other_client.release(key)
         other = workshop.start_another(concurrency=1)
         broker_audit.wait_runs(workshop, f"{key}:journal", count, 60)
@@ -78,12 +76,11 @@ def test_readers_behind_a_writer__run_once(
 
 
 @pytest.mark.shows("faults#the-broker-delivers-messages-again-after-a-time")
-@WITH_AND_WITHOUT
 def test_countdown_before_the_queue__runs_once(
-    open_workshop: Any, environment: dict[str, str], unacknowledged: str, gate: bool, key: str
+    open_workshop: Any, environment: dict[str, str], unacknowledged: str, key: str
 ) -> None:
     """The time of a countdown counts: a message's age begins with its delivery."""
-    with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, gate=gate, environment=environment) as workshop:
+    with open_workshop(concurrency=2, session_timeout=SESSION_TIMEOUT, environment=environment) as workshop:
         workshop.other_client.take(key)
         sent = time.monotonic()
         workshop.send("workshop.journal.locked", key, f"{key}:journal", countdown=0.65 * VISIBILITY_TIMEOUT)
@@ -97,8 +94,7 @@ def test_countdown_before_the_queue__runs_once(
 
 
 @pytest.mark.shows("faults#the-broker-delivers-messages-again-after-a-time")
-@WITH_AND_WITHOUT
-def test_killed_worker__others_have_the_rest(open_workshop: Any, unacknowledged: str, gate: bool, key: str) -> None:
+def test_killed_worker__others_have_the_rest(open_workshop: Any, unacknowledged: str, key: str) -> None:
     """A worker takes no more tasks of a key than a setting allows: if it dies, other workers can run the rest."""
     count, parked = 30, 5
     # One is in the slot, and one can wait for the slot.
@@ -106,14 +102,13 @@ def test_killed_worker__others_have_the_rest(open_workshop: Any, unacknowledged:
     options = broker_audit.redis_options(unacknowledged, 3600)
     environment = broker_audit.settings(CELERY_BROKER_TRANSPORT_OPTIONS=options, CELERY_ZKLOCK_GATE_MAX_PARKED=parked)
     environment["WORKSHOP_PREFETCH"] = "1"
-    with open_workshop(concurrency=1, session_timeout=2, gate=gate, environment=environment) as workshop:
+    with open_workshop(concurrency=1, session_timeout=2, environment=environment) as workshop:
         workshop.other_client.take(key)
         for number in range(count):
             workshop.send("workshop.journal.locked", key, f"{key}:journal", number)
         taken = 0
-        if gate:
-            wait_until(lambda: len(workshop.nodes(key)) > parked, TIMEOUT, "as many wait as may")
-            assert broker_audit.ask(workshop, "zklock_gate")["max_parked"] == parked
+        wait_until(lambda: len(workshop.nodes(key)) > parked, TIMEOUT, "as many wait as may")
+        assert broker_audit.ask(workshop, "zklock_gate")["max_parked"] == parked
         over = time.monotonic() + 3
         while time.monotonic() < over:
             taken = max(taken, broker_audit.unacknowledged(workshop, unacknowledged))

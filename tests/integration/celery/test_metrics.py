@@ -79,7 +79,7 @@ def test_worker__counts_a_loss_once(open_workshop: Any, key: str) -> None:
         assert +sum_of(stop(workshop)) == {(f"zklock.{name}", "{key}"): 1 for name in names}
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_howto__exports(
     open_workshop: Any, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: str
 ) -> None:

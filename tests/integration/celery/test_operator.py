@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.app import app_or_default
 
 from django_zklock import serializers
+from django_zklock.doctor import celery as celery_findings
 from django_zklock.zk.ops import actions, snapshots
 from django_zklock.zk.ops.snapshots import QueueEntry
 from tests.integration.celery import broker_audit
 from tests.toolbox.celery.program import run_in_shell
+from tests.toolbox.django.findings import by_id
 from tests.toolbox.timing import wait_until
 
 pytestmark = [pytest.mark.celery, pytest.mark.zookeeper]
@@ -28,7 +31,11 @@ SOON = 40.0
 Shell = Callable[[str], "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture(scope="module", params=["redis", "filesystem"])
+# Without an event loop the gate has a thread of its own.
+WITHOUT_LOOP_TOO = pytest.mark.parametrize("workshop", ["redis", "filesystem"], indirect=True)
+
+
+@pytest.fixture(scope="module", params=["redis"])
 def workshop(
     request: pytest.FixtureRequest, open_workshop: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
@@ -61,34 +68,27 @@ def work_of(workshop: Any, key: str) -> Any:
     return identity.work
 
 
-@pytest.mark.parametrize("command", ["inspect --timeout 5 --json zklocks", "inspect --timeout 5 --json zklock_gate"])
-def test_inspect__from_a_shell(workshop: Any, shell: Shell, key: str, command: str) -> None:
+def test_inspect__from_a_shell(workshop: Any, shell: Shell, key: str) -> None:
     """Celery's program knows the commands of the gate in a project whose `celery.py` is as Celery documents it."""
     workshop.send("hold", key, f"{key}:gate")
     note = workshop.entered(f"{key}:gate")
-    finished = shell(f"celery -A workshop {command}")
+    inspected, listed = (
+        shell("celery -A workshop inspect --timeout 5 --json zklocks"),
+        shell("celery -A workshop zklocks"),
+    )
     workshop.let_go(f"{key}:gate")
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    (answer,) = json.loads(finished.stdout.splitlines()[0]).values()
-    if "zklocks" in command:
-        (task,) = [each for each in answer if each["key"] == key]
-        assert (task["pid"], task["state"], task["token"]) == (note["pid"], "held", note["token"])
-    else:
-        assert (answer["gate"], answer["pool"]) == (True, "prefork")
+    assert inspected.returncode == 0, inspected.stdout + inspected.stderr
+    (answer,) = json.loads(inspected.stdout.splitlines()[0]).values()
+    (task,) = [each for each in answer if each["key"] == key]
+    assert (task["pid"], task["state"], task["token"]) == (note["pid"], "held", note["token"])
+    assert listed.returncode == 0, listed.stdout + listed.stderr
+    assert key in listed.stdout
+    gate = broker_audit.ask(workshop, "zklock_gate")
+    assert (gate["gate"], gate["pool"]) == (True, "prefork")
     workshop.wait_empty(key)
 
 
-def test_zklocks__from_a_shell(workshop: Any, shell: Shell, key: str) -> None:
-    """`celery zklocks` lists the same as `celery inspect zklocks`."""
-    workshop.send("hold", key, f"{key}:gate")
-    workshop.entered(f"{key}:gate")
-    finished = shell("celery -A workshop zklocks")
-    workshop.let_go(f"{key}:gate")
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert key in finished.stdout
-    workshop.wait_empty(key)
-
-
+@WITHOUT_LOOP_TOO
 def test_node__names_worker_and_child(workshop: Any, key: str) -> None:
     """The node names worker and time limit at once, and the child when the task has run for a while."""
     task = workshop.send("hold", key, f"{key}:gate")
@@ -114,6 +114,7 @@ def test_node__keeps_a_request_to_release(workshop: Any, key: str) -> None:
     workshop.wait_empty(key)
 
 
+@WITHOUT_LOOP_TOO
 def test_end_command__ends_the_task_alone(workshop: Any, shell: Shell, key: str) -> None:
     """The line that `show` prints ends the task, frees its lock long before its session ends, and spares the worker."""
     workshop.send("hold", key, f"{key}:gate")
@@ -146,6 +147,23 @@ def test_end_command__stopped_child(workshop: Any, shell: Shell, key: str) -> No
     assert shell(kill).returncode == 0
     workshop.wait_empty(key, SOON)
     assert workshop.result(workshop.send("idle"))["key"] is None
+
+
+@WITHOUT_LOOP_TOO
+def test_doctor__finds_the_worker(workshop: Any, key: str) -> None:
+    """The doctor finds the worker while it works, with its gate and its pool."""
+    workshop.send("idle", f"{key}:gate")
+    workshop.entered(f"{key}:gate")
+    before = app_or_default()
+    workshop.sender.set_current()
+    try:
+        found = by_id(celery_findings.examine("default", 15.0))
+    finally:
+        before.set_current()
+        workshop.let_go(f"{key}:gate")
+    assert found["celery.broker"][0].level == "ok"
+    (worker,) = [each for each in found["celery.workers"] if each.subject == workshop.worker.node_name]
+    assert (worker.level, "prefork" in worker.found) == ("ok", True)
 
 
 # With an event loop a worker acquires no lock without a slot.

@@ -71,16 +71,6 @@ def test_holder__is_the_task(workshop: Any, key: str) -> None:
     workshop.result(task)
 
 
-def test_skip__is_the_result(workshop: Any, key: str) -> None:
-    """A skipped task succeeds, with a result that says that it was skipped and names the holder."""
-    workshop.other_client.take(key)
-    result = workshop.result(workshop.send("skip", key))
-    assert result["holder"].startswith("label the other client (pid ")
-    assert {**result, "holder": None} == {"zklock": "skipped", "key": key, "reason": "conflict", "holder": None}
-    workshop.other_client.release(key)
-    assert workshop.result(workshop.send("skip", key))["key"] == key
-
-
 @pytest.mark.shows("guarantees#the-end-of-a-process-frees-its-locks")
 def test_warm_shutdown__frees_sessions_at_once(workshop: Any, key: str) -> None:
     """A worker that is shut down closes its sessions and frees their locks, long before they would time out."""

@@ -39,15 +39,12 @@ def server() -> Iterator[ZooKeeperServer]:
         yield server
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["gate", "slot"])
-def workshop(
-    open_workshop: Any, rabbitmq: RabbitMQ, server: ZooKeeperServer, request: pytest.FixtureRequest
-) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def workshop(open_workshop: Any, rabbitmq: RabbitMQ, server: ZooKeeperServer) -> Iterator[Any]:
     """Return a worker with a quorum queue that is bound to a topic exchange, without which RabbitMQ delays nothing."""
     with open_workshop(
         concurrency=2,
         session_timeout=SESSION_TIMEOUT,
-        gate=request.param,
         rabbitmq=rabbitmq,
         server=server,
         environment={"WORKSHOP_QUORUM": "1", "WORKSHOP_CONNECT_TIMEOUT": str(scaled(0.5)), "WORKSHOP_MAX_JOINING": "1"},

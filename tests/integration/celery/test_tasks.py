@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.celery, pytest.mark.zookeeper, pytest.mark.oldest]
 PARENT_KEY = "of-the-main-process"
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["gate", "slot"])
+@pytest.fixture(scope="module", params=[True], ids=["gate"])
 def workshop(request: pytest.FixtureRequest, open_workshop: Any) -> Iterator[Any]:
     environment = {"WORKSHOP_PARENT_KEY": PARENT_KEY}
     with open_workshop(concurrency=2, environment=environment, gate=request.param) as workshop:
@@ -57,6 +57,7 @@ def test_task__holds(workshop: Any, key: str, name: str) -> None:
 
 
 @pytest.mark.shows("guarantees#forked-children-hold-nothing")
+@pytest.mark.parametrize("workshop", [True, False], indirect=True, ids=["gate", "slot"])
 def test_main_process__connected_before_the_fork(workshop: Any, key: str) -> None:
     """A lock of the main process is not inherited: a child finds it taken, can acquire others, and does not free it."""
     main = workshop.worker.pid

@@ -16,7 +16,7 @@ from kombu import Exchange, Queue
 from django_zklock import LockConflict, ZooKeeperUnavailable
 from django_zklock.conflict import Conflict
 from django_zklock.contrib.celery import RetryLater, retry
-from django_zklock.contrib.celery.headers import CONFLICTS, OUTAGES, TASK
+from django_zklock.contrib.celery.headers import CONFLICTS, OUTAGES, TASK, with_rest
 from django_zklock.contrib.celery.internals import sending
 from django_zklock.testing import ZooKeeperServer
 from tests.toolbox.timing import scaled, wait_until
@@ -33,10 +33,10 @@ def server() -> Iterator[ZooKeeperServer]:
         yield server
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["gate", "slot"])
-def workshop(request: pytest.FixtureRequest, open_workshop: Any, server: ZooKeeperServer) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def workshop(open_workshop: Any, server: ZooKeeperServer) -> Iterator[Any]:
     environment = {"WORKSHOP_CONNECT_TIMEOUT": str(scaled(0.5)), "WORKSHOP_MAX_JOINING": "1"}
-    with open_workshop(concurrency=2, server=server, environment=environment, gate=request.param) as workshop:
+    with open_workshop(concurrency=2, server=server, environment=environment) as workshop:
         yield workshop
 
 
@@ -145,26 +145,12 @@ def test_budget__delays(delivery: Delivery) -> None:
     assert all(most / 2 <= delay <= most for delay, most in zip(delays, [1, 2, 4, 8, 8, 8], strict=True))
 
 
-def test_budget__new_with_the_next_attempt(delivery: Delivery) -> None:
-    """A retry of the task itself begins a new budget."""
-    later = RetryLater(max_wait=10)
-    delivery.request.headers = {
-        "zklock_outages": 7, "zklock_outage_since": time.time() - 60, "zklock_outage_attempt": 0
-    }  # fmt: skip
-    delivery.request.retries = 1
-    assert delivery.meet(later, "outage")["zklock_outages"] == 1
-
-
 @pytest.mark.parametrize(
     ("refusal", "error"), [("conflict", "lock 'k' is taken"), ("outage", "lock 'k': no connection")]
 )
-@pytest.mark.parametrize("earlier", [False, True], ids=["this version", "an earlier version"])
-def test_budget__over(delivery: Delivery, refusal: str, error: str, earlier: bool) -> None:
-    """When one budget is spent the task fails, whatever is left of the other, and whichever version has counted."""
-    delivery.request.headers = {
-        f"zklock_{refusal}s": 7, f"zklock_{refusal}_since": time.time() - 60, f"zklock_{refusal}_attempt": 0,
-        **({} if earlier else {f"zklock_{refusal}_waited": [7, 60.0]}),
-    }  # fmt: skip
+def test_budget__over(delivery: Delivery, refusal: str, error: str) -> None:
+    """When one budget is spent the task fails, whatever is left of the other."""
+    delivery.request.headers = (CONFLICTS if refusal == "conflict" else OUTAGES).write(0, 7, 60.0, 0.0)
     unavailable = ZooKeeperUnavailable(error, key="k") if refusal == "outage" else None
     conflict = Conflict(
         key="k", function="shop.bill", holder=None, waited=None, args=(), kwargs={}, unavailable=unavailable
@@ -176,6 +162,7 @@ def test_budget__over(delivery: Delivery, refusal: str, error: str, earlier: boo
     assert caught.value.timeout == 10
 
 
+@pytest.mark.shows("guarantees#that-clocks-are-right", "faults#the-clocks-of-workers-differ")
 @pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
 def test_budget__another_clock(delivery: Delivery, monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
     """A host whose clock differs counts the delays and the waits alone: no task gives up early, and none goes on."""
@@ -212,14 +199,6 @@ def test_budget__what_rounding_leaves(delivery: Delivery) -> None:
         delivery.meet(RetryLater(max_wait=60), "conflict")
 
 
-def test_budget__of_another_task(delivery: Delivery) -> None:
-    """A task that was sent with the headers of another one, from its body, has a budget of its own."""
-    later = RetryLater(max_wait=60, delay=0.001, max_delay=0.001)
-    delivery.request.headers = {TASK: "parent", **OUTAGES.write(0, 9, 90.0, 0.0), **CONFLICTS.write(0, 3, 59.9999, 0.0)}
-    sent = delivery.meet(later, "conflict")
-    assert (sent[TASK], sent[CONFLICTS.tries], sent[CONFLICTS.waited][0]) == (delivery.request.id, 1, 1)
-
-
 @pytest.mark.parametrize(
     ("later", "waited"),
     [(RetryLater(), 0.0), (RetryLater(delay=0.1, max_delay=0.2), 0.0), (RetryLater(max_wait=60), 59.9)],
@@ -244,10 +223,13 @@ def test_delay__of_a_classic_queue(delivery: Delivery) -> None:
 
 
 def test_headers__of_one_delivery(delivery: Delivery) -> None:
-    """A message that follows another one does not say how that one came here."""
-    delivery.request.headers = {"x-death": [{"count": 1}], "x-first-death-queue": "celery_delayed_0", "tenant": "north"}
+    """A message that follows another one does not say how that one came here, nor how long that one could wait yet."""
+    delivery.request.headers = {
+        "x-death": [{"count": 1}], "x-first-death-queue": "celery_delayed_0", "tenant": "north",
+        **with_rest(delivery.request.id, 0, 1.0),
+    }  # fmt: skip
     headers = delivery.meet(RetryLater(), "conflict")
-    assert {name for name in headers if not name.startswith("zklock_")} == {"tenant"}
+    assert headers.keys() - CONFLICTS == {"tenant", TASK}
 
 
 @pytest.mark.parametrize("prefix", ["", "0." * 27 + "1."], ids=["sent", "delayed"])

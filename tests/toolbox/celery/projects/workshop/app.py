@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery import Celery
-from celery.app import trace
 from celery.result import AsyncResult
 from celery.signals import celeryd_init, worker_init, worker_process_init
 from kombu.asynchronous import timer
@@ -64,48 +63,6 @@ def set_limits(**_: Any) -> None:
     if "WORKSHOP_MAX_READY" in os.environ:
         for module in (gate, run):
             vars(module)["MAX_READY"] = float(os.environ["WORKSHOP_MAX_READY"])
-
-
-@celeryd_init.connect
-def refuse_pidfd(**_: Any) -> None:
-    """Refuse what the containers of older systems refuse."""
-
-    def refuse(pid: int, flags: int = 0) -> int:
-        raise PermissionError(1, "Operation not permitted")
-
-    if "WORKSHOP_REFUSE_PIDFD" in os.environ:
-        os.pidfd_open = refuse
-
-
-class ProxiedTask:
-    """What an agent may let run in a task's place: it seems to be the task, and has a body and a call of its own."""
-
-    def __init__(self, task: Any) -> None:
-        vars(self)["task"] = task
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return type(self.task)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.task, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.task, name, value)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.task(*args, **kwargs)
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        return self(*args, **kwargs)
-
-
-@celeryd_init.connect
-def put_proxies(**_: Any) -> None:
-    """Let each child trace a proxy of the task, where an agent would put one."""
-    if "WORKSHOP_PROXIES" in os.environ:
-        build: Any = trace.build_tracer
-        trace.build_tracer = lambda name, task, *args, **options: build(name, ProxiedTask(task), *args, **options)
 
 
 @celeryd_init.connect

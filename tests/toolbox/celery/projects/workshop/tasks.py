@@ -102,12 +102,6 @@ def come_back_by_default(key: str) -> dict[str, Any]:
     return facts(outages=(current_task.request.headers or {}).get("zklock_outages", 0))
 
 
-@shared_task
-@zk_locked("{key}", timeout=scaled(15), on_conflict=RetryLater(max_wait=60, delay=0.1, max_delay=0.3))
-def wait_and_come_back(key: str) -> dict[str, Any]:
-    return facts()
-
-
 # One retry, after the whole maximum wait. The child of the first attempt says that there is a retry; if it says so when
 # the retry has failed already, the task is never done. Celery keeps a success, and no failure.
 FOR_A_WHILE = RetryLater(max_wait=scaled(1), delay=scaled(2), max_delay=scaled(2))
@@ -505,12 +499,6 @@ def release_early(key: str, gate: str) -> dict[str, Any]:
     return stay(gate)
 
 
-@shared_task
-@zk_locked("{key}", on_conflict=lambda conflict: {"busy": conflict.key, "holder": str(conflict.holder)})
-def tell_conflict(key: str) -> dict[str, Any]:
-    return facts()
-
-
 def numbered_key(key: str) -> str:
     """Return a key that differs with each call and process, and note it."""
     numbered = f"{key}:{os.getpid()}:{board().incr(f'{key}:calls')}"
@@ -521,45 +509,6 @@ def numbered_key(key: str) -> str:
 @shared_task
 @zk_locked(numbered_key)
 def number_key(key: str) -> dict[str, Any]:
-    return facts()
-
-
-@shared_task
-@zk_locked(numbered_key, timeout=30, on_conflict="raise")
-def number_key_for_a_while(key: str) -> dict[str, Any]:
-    return facts()
-
-
-class Altering(Task):  # type: ignore[type-arg]
-    """A class of tasks that calls the body with another key than the message has."""
-
-    def __call__(self, key: str) -> Any:
-        return super().__call__(f"{key}:altered")
-
-
-class Before(Task):  # type: ignore[type-arg]
-    """A class of tasks that calls another locked function before the body."""
-
-    def __call__(self, key: str) -> Any:
-        return [lock_other(key), super().__call__(key)["key"]]
-
-
-@zk_locked("{key}:other")
-def lock_other(key: str) -> str | None:
-    assert key
-    held = current_lock()
-    return held.key if held else None
-
-
-@shared_task(base=Altering)
-@zk_locked("{key}")
-def alter(key: str) -> dict[str, Any]:
-    return facts(argument=key)
-
-
-@shared_task(base=Before)
-@zk_locked("{key}")
-def lock_before(key: str) -> dict[str, Any]:
     return facts()
 
 
@@ -675,19 +624,6 @@ def turn_terminably(key: str, gate: str) -> dict[str, Any]:
     for _ in range(round(scaled(6000))):
         time.sleep(0.01)
     return facts()
-
-
-def peek(self: Any, key: str) -> str:
-    """Make the key, and store the ticket of the task."""
-    self.seen = self.request.get("zklock_hold")
-    return key
-
-
-@shared_task(bind=True)
-@zk_locked(peek)
-def tell_header(self: Any, key: str) -> str | None:
-    """Return the ticket, which must not be usable again."""
-    return str(self.seen)
 
 
 @shared_task

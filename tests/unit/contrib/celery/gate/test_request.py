@@ -151,6 +151,7 @@ def test_lost__the_pool_was_first(by_time: bool) -> None:
     assert (workplace.watcher.killed, len(workplace.failures), locked.phase) == ([], failures, Phase.OVER)
 
 
+@pytest.mark.shows("faults#the-lock-is-lost-when-the-body-has-ended-and-the-main-process-does-not-know-of-the-end")
 @pytest.mark.parametrize("is_read", [True, False])
 def test_lost__after_the_body(is_read: bool) -> None:
     """A child whose body has ended is not killed for a later loss, whatever the main process has read of it."""
