@@ -11,7 +11,7 @@ from django_zklock.testing import Opcode, ZooKeeperServer
 from django_zklock.testing.server.client import Client
 from django_zklock.testing.server.jute import Reader
 
-THROTTLED, SYSTEM_ERROR, OPERATION_TIMEOUT, NO_AUTH, QUOTA_EXCEEDED, UNHEARD_OF = -127, -1, -7, -102, -125, -4711
+THROTTLED, NO_AUTH, QUOTA_EXCEEDED = -127, -102, -125
 
 
 class Refusal:

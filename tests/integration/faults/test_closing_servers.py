@@ -7,7 +7,7 @@ import math
 import re
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from socket import SHUT_RDWR, create_server, socket
@@ -35,13 +35,6 @@ QUESTION = "is it ZooKeeper 3.6 or newer, is jute.maxbuffer the default?"
 CLOSES = "the server takes the session, and closes the connection"
 # Seconds, and how many connections come in this time: without pauses there are more than ten in a second.
 WINDOW, CONNECTIONS = 5.0, 20
-
-
-@pytest.fixture
-def server() -> Iterator[ZooKeeperServer]:
-    """Return a server of the test's own."""
-    with ZooKeeperServer() as server:
-        yield server
 
 
 def connections(server: ZooKeeperServer) -> int:

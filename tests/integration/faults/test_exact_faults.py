@@ -9,21 +9,20 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from django_zklock.exceptions import LockLost, LockTimeout, ZkLockError, ZooKeeperUnavailable
+from django_zklock.exceptions import LockTimeout, ZkLockError, ZooKeeperUnavailable
 from django_zklock.testing import Opcode, ZooKeeperServer
 from django_zklock.testing.server import acl
 from django_zklock.testing.server.tree import Change, Created, Deleted
 from django_zklock.zk.acquire import Acquisition
 from django_zklock.zk.contender import MAX_ENSURES, State
+from django_zklock.zk.listener import LockValue
 from django_zklock.zk.lock import Lock
-from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import Kind, name_prefix, new_guid, parse_name, semaphore
 from django_zklock.zk.waiting import monotonic
 from tests.integration.faults.byte_cuts import HEADER, LANES, LENGTH, TEXT, sweep
 from tests.integration.faults.server_hooks import Moments
 from tests.toolbox.locks.contenders import is_watching
-from tests.toolbox.locks.losses import Losses
 from tests.toolbox.locks.pools import MakePool, is_idle, session_of
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy
 from tests.toolbox.threads import Runner, waiting_in
@@ -33,14 +32,9 @@ from tests.toolbox.zookeeper.observer import Observer
 pytest_plugins = ["tests.toolbox.slow_deadlines"]
 
 STAT = 68
+# In front of each result of a transaction, and at the end of all: kind, whether it is the end, and error.
+RESULT = 4 + 1 + 4
 END_OF_NUMBERS = 2**31 - 1
-
-
-@pytest.fixture
-def server() -> Iterator[ZooKeeperServer]:
-    """Return a server of the test's own."""
-    with ZooKeeperServer() as server:
-        yield server
 
 
 @pytest.fixture
@@ -72,28 +66,52 @@ def delete_all(server: ZooKeeperServer, path: str) -> Callable[[], int]:
 # Replies.
 
 
+KEYS = pytest.mark.parametrize("keys", [1, 2], ids=["one key", "several keys"])
+LAGGING = pytest.mark.parametrize("lagging", [False, True], ids=["same-server", "lagging-follower"])
+
+
+def keys_of(count: int, name: object) -> list[str]:
+    """Return the keys of a lock of ``count`` keys; those of several are made by one transaction."""
+    return [f"{place}-{name}" for place in ("left", "right")[:count]]
+
+
+def nodes_of(server: ZooKeeperServer, lock: LockValue) -> list[str]:
+    """Return the nodes in all the queues of a lock."""
+    return [node for path in lock.paths for node in server.paths(path)]
+
+
+def numbers_of(server: ZooKeeperServer, lock: LockValue) -> list[int]:
+    """Return the numbers of these nodes: each node that is made in a queue takes the next one."""
+    return [int(node[-10:]) for node in nodes_of(server, lock)]
+
+
 @pytest.mark.shows("guarantees#at-most-one-holder-whose-lease-runs", "faults#the-reply-to-a-create-is-lost")
-@pytest.mark.parametrize("lagging", [False, True], ids=["same-server", "lagging-follower"])
-def test_create_reply__cut_at_every_byte(server: ZooKeeperServer, make_pool: MakePool, lagging: bool) -> None:
-    """Wherever the reply to the create is cut, the one node that was made is found and held."""
-    pool = make_pool()
-    held = Lock("line-0", pool).acquire()
-    frame = LENGTH + HEADER + TEXT + len(held.node) + STAT
-    held.release()
+@KEYS
+@LAGGING
+def test_create_reply__cut_at_every_byte(
+    server: ZooKeeperServer, make_pool: MakePool, lagging: bool, keys: int
+) -> None:
+    """Wherever the reply is cut, the one node in each queue that was made is found and held, and no other is made."""
+    with Lock(keys_of(keys, 0), make_pool()) as held:
+        results = [RESULT * (keys > 1) + TEXT + len(node) for node in nodes_of(server, held.lock)]
+    frame = LENGTH + HEADER + sum(results) + (RESULT if keys > 1 else STAT)
 
     def visit(pool: Pool, size: int) -> None:
-        lock = Lock(f"line-{size % LANES}", pool)
-        lock.acquire(timeout=120).release(wait=True)
+        lock = Lock(keys_of(keys, size % LANES), pool)
+        with lock.acquire(timeout=120) as held:
+            before = numbers_of(server, lock)
+            held.release(wait=True)
         session = session_of(pool)
-        created = creates(server, session)
-        cut = server.faults.cut_reply("create2", after_bytes=size, session=session)
+        cut = server.faults.cut_reply("multi" if keys > 1 else "create2", after_bytes=size, session=session)
         with lock.acquire(timeout=120) as held:
             cut.wait()
-            assert server.paths(lock.paths[0]) == [held.node]
-            assert server.owner(held.node) == session == session_of(pool)
-            assert creates(server, session) == created + 1
+            made = nodes_of(server, lock)
+            assert (len(made), made[0]) == (keys, held.node)
+            assert {server.owner(node) for node in made} == {session} == {session_of(pool)}
+            assert numbers_of(server, lock) == [number + 1 for number in before]
+            held.check()
             held.release(wait=True)
-        assert server.paths(lock.paths[0]) == []
+        assert nodes_of(server, lock) == []
 
     # A follower so late that it knows nothing of all this, but for what its client has seen.
     with server.faults.lag_reads(zxids=10_000) if lagging else contextlib.nullcontext():
@@ -107,7 +125,7 @@ def creates(server: ZooKeeperServer, session: int) -> int:
 
 @pytest.mark.shows("faults#another-message-is-lost")
 @pytest.mark.parametrize("opcode", ["create", "createContainer", "create2", "getChildren", "delete", "connect"])
-@pytest.mark.parametrize("size", [0, 3, LENGTH, LENGTH + HEADER - 1, LENGTH + HEADER])
+@pytest.mark.parametrize("size", [0, LENGTH + HEADER])
 def test_first_use__cut(server: ZooKeeperServer, pool: Pool, opcode: str, size: int) -> None:
     """Any other reply that is cut during the first use of a lock delays it, and leaves nothing."""
     lock = Lock("k", pool)
@@ -122,23 +140,27 @@ def test_first_use__cut(server: ZooKeeperServer, pool: Pool, opcode: str, size: 
 
 
 @pytest.mark.shows("faults#the-reply-to-a-create-is-lost")
-@pytest.mark.parametrize("lagging", [False, True], ids=["same-server", "lagging-follower"])
-def test_create_reply__cut_and_expired(server: ZooKeeperServer, pool: Pool, lagging: bool) -> None:
-    """When the session ends as well, its node is not taken for one of the new session."""
-    lock = warm(pool)
+@KEYS
+@LAGGING
+def test_create_reply__cut_and_expired(server: ZooKeeperServer, pool: Pool, lagging: bool, keys: int) -> None:
+    """When the session ends as well, none of its nodes is taken for one of the new session."""
+    lock = Lock(keys_of(keys, 0), pool)
+    lock.acquire(timeout=60).release(wait=True)
     before = session_of(pool)
     with server.faults.lag_reads(zxids=5) if lagging else contextlib.nullcontext():
-        cut = server.faults.cut_reply("create2")
+        cut = server.faults.cut_reply("multi" if keys > 1 else "create2")
         with server.faults.refuse():
             waiter = waiting_in(lock)
             cut.wait()
-            (first,) = server.paths(lock.paths[0])
-            assert server.owner(first) == before
+            first = nodes_of(server, lock)
+            assert [server.owner(node) for node in first] == [before] * keys
             server.faults.expire(before)
         with waiter.result() as held:
-            assert held.node != first
-            assert server.paths(lock.paths[0]) == [held.node]
-            assert server.owner(held.node) == session_of(pool) != before
+            later = nodes_of(server, lock)
+            assert later[0] == held.node
+            assert not set(first) & set(later)
+            assert [server.owner(node) for node in later] == [session_of(pool)] * keys
+            assert session_of(pool) != before
 
 
 @pytest.mark.parametrize("opcode", ["multi", "getChildren", "getData"])
@@ -224,21 +246,6 @@ def test_delete__lost(server: ZooKeeperServer, pool: Pool) -> None:
         assert server.paths(lock.paths[0]) == [held.node]
     wait_until(lambda: server.paths(lock.paths[0]) == [])
     wait_until(lambda: is_idle(pool))
-
-
-@pytest.mark.shows("guarantees#no-way-out-leaves-a-node")
-def test_create__late(server: ZooKeeperServer, pool: Pool) -> None:
-    """A create that arrives after its caller has given up, because the network was slow, leaves no node."""
-    lock = warm(pool)
-    created = server.requests.count("create2")
-    with server.faults.black_hole("requests") as hole:
-        with pytest.raises(ZooKeeperUnavailable):
-            lock.acquire(timeout=scaled(1))
-        hole.requests.wait_for("create2")
-        assert server.requests.count("create2") == created
-    server.requests.wait_for("create2", created + 1)
-    wait_until(lambda: is_idle(pool))
-    assert server.paths(lock.paths[0]) == []
 
 
 # The moment between two requests.
@@ -351,26 +358,6 @@ def waits(pool: Pool) -> bool:
 
 
 @pytest.mark.shows("faults#a-session-ends")
-def test_session_expired__holding(server: ZooKeeperServer, make_pool: MakePool) -> None:
-    """A holder whose session expires has lost as soon as the next one holds, learns it once, and may begin anew."""
-    losses = Losses()
-    pool, other = make_pool(), make_pool()
-    lock = Lock("k", pool, listener=losses)
-    with pytest.raises(LockLost), lock as held:  # noqa: PT012
-        waiter = waiting_in(Lock("k", other))
-        wait_until(lambda: len(server.paths(lock.paths[0])) == 2)
-        server.faults.expire(session_of(pool))
-        later = waiter.result()
-        wait_until(lambda: held.lost)
-        held.check()
-    later.check()
-    later.release()
-    lock.acquire(timeout=60).release(wait=True)
-    wait_until(lambda: losses.notified)
-    assert [lost for lost, _ in losses.notified] == [held]
-
-
-@pytest.mark.shows("faults#a-session-ends")
 def test_session_expired__many_waiting_and_then_an_outage(
     server: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,32 +435,6 @@ def settled_waiters(pool: Pool) -> int:
     """Return how many contenders of the pool wait and request nothing."""
     listeners = [listener for session in pool.sessions() for listener in list(session.listeners)]
     return sum(is_watching(listener) for listener in listeners)
-
-
-@pytest.mark.shows("faults#a-session-ends")
-def test_session_expired__waiting(server: ZooKeeperServer, make_pool: MakePool) -> None:
-    """A waiter whose session expires joins again, behind those that waited meanwhile."""
-    holder, pool, other = make_pool(), make_pool(), make_pool()
-    held = Lock("k", holder).acquire()
-    lock = Lock("k", pool)
-    order: list[str] = []
-
-    def enter(name: str, pool: Pool) -> None:
-        with Lock("k", pool):
-            order.append(name)
-
-    waiters = [Runner(lambda: enter("expired", pool))]
-    wait_until(lambda: len(server.paths(lock.paths[0])) == 2)
-    waiters.append(Runner(lambda: enter("patient", other)))
-    wait_until(lambda: len(server.paths(lock.paths[0])) == 3)
-    before = session_of(pool)
-    server.faults.expire(before)
-    wait_until(lambda: pool.sessions()[0].id not in {None, before} and len(server.paths(lock.paths[0])) == 3)
-    held.check()
-    held.release()
-    for waiter in waiters:
-        waiter.result()
-    assert order == ["patient", "expired"]
 
 
 @pytest.mark.shows("faults#the-connection-stays-open-and-delivers-nothing")
@@ -624,43 +585,6 @@ def test_stray__creation_unanswered(stray: tuple[Lock, str], server: ZooKeeperSe
 
 
 # The end of the numbers.
-
-
-@pytest.mark.shows("faults#the-numbers-come-to-their-end")
-@pytest.mark.parametrize("first", [END_OF_NUMBERS - 7, END_OF_NUMBERS - 1, -2, END_OF_NUMBERS - 2**20 - 6])
-def test_sequence_end__exclusive(
-    server: ZooKeeperServer, make_pool: MakePool, caplog: pytest.LogCaptureFixture, first: int
-) -> None:
-    """At the end of the numbers, past it and where trust in them ends, one holds at a time, first come first."""
-    pools = [make_pool() for _ in range(3)]
-    lock = warm(pools[0])
-    server.faults.set_sequence(lock.paths[0], first)
-    inside, order = threading.Lock(), []
-
-    def enter(number: int) -> int:
-        with Lock("k", pools[number % 3]) as held:
-            assert inside.acquire(blocking=False), "two at once"
-            order.append(number)
-            assert [place.token for place in snapshots.one_lock(pools[0], "k", timeout=60).holders] == [held.token]
-            inside.release()
-            return held.token
-
-    held = lock.acquire(timeout=60)
-    waiters = []
-    for number in range(12):
-        waiters.append(Runner(lambda number=number: enter(number)))  # type: ignore[misc]
-        wait_until(lambda number=number: len(server.paths(lock.paths[0])) == number + 2)  # type: ignore[misc]
-    snapshot = snapshots.one_lock(pools[1], "k", timeout=60)
-    assert [place.token for place in snapshot.entries] == sorted(place.token for place in snapshot.entries)
-    assert [place.path for place in snapshot.holders] == [held.node]
-    numbers = [node.sequence for node in snapshot.nodes]
-    assert numbers == [min(first + place, END_OF_NUMBERS) for place in range(13)]
-    held.release()
-    tokens = [waiter.result() for waiter in waiters]
-    assert order == list(range(12))
-    assert [held.token, *tokens] == sorted([held.token, *tokens])
-    assert "event=sequence_end" in caplog.text
-    wait_until(lambda: server.paths(lock.paths[0]) == [])
 
 
 @contextlib.contextmanager

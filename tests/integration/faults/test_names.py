@@ -42,13 +42,6 @@ FAILURES = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def server() -> Iterator[ZooKeeperServer]:
-    """Return a server of the test's own."""
-    with ZooKeeperServer() as server:
-        yield server
-
-
-@pytest.fixture
 def dns(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDns]:
     dns = FakeDns(monkeypatch)
     dns.answer(NAME, [LOOPBACK])
@@ -315,17 +308,25 @@ def test_doctor__dead_address(server: ZooKeeperServer, settings: Settings, dns: 
 
 
 HOME = Path(__file__).resolve().parents[3]
-MODES = ["silent", "servfail", "nxdomain", "empty", "elsewhere"]
 GEVENT = "from gevent import monkey; monkey.patch_all()"
 EVENTLET = "import eventlet; eventlet.monkey_patch()"
 
 
+# The other failures of a system's resolver are the same exception, which FakeDns raises; greenlets have a resolver of
+# their own.
 @pytest.mark.shows("faults#dns-is-silent-or-wrong")
 @pytest.mark.program
 @pytest.mark.parametrize(
     ("mode", "patch"),
-    [*((mode, "") for mode in MODES), *((mode, patch) for patch in (GEVENT, EVENTLET) for mode in ("silent", "empty"))],
-    ids=[*MODES, *(f"{library}-{mode}" for library in ("gevent", "eventlet") for mode in ("silent", "empty"))],
+    [
+        ("silent", ""),
+        ("nxdomain", ""),
+        ("elsewhere", ""),
+        ("silent", GEVENT),
+        ("silent", EVENTLET),
+        ("empty", EVENTLET),
+    ],
+    ids=["silent", "nxdomain", "elsewhere", "gevent-silent", "eventlet-silent", "eventlet-empty"],
 )
 def test_system_resolver(mode: str, patch: str) -> None:
     """With the resolver of the system, or that of greenlets, and a DNS server that fails, a reset costs no lock."""

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
 
 from django_zklock.exceptions import LockLost, LockTimeout, ZooKeeperUnavailable
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import search
-from django_zklock.zk.pool import Pool
 from django_zklock.zk.waiting import boottime
 from tests.toolbox.locks.losses import Losses
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.threads import Runner, waiting_in
-from tests.toolbox.timing import GRACE, scaled, wait_until
+from tests.toolbox.timing import GRACE, MAX_SESSION, scaled, wait_until
 from tests.toolbox.zookeeper.observer import Observer
 from tests.toolbox.zookeeper.server import ZooKeeper
 
-pytestmark = pytest.mark.zookeeper
+# One group, so that one process alone starts a server.
+pytestmark = [pytest.mark.zookeeper, pytest.mark.xdist_group("outages")]
+
+
+@pytest.fixture(scope="module")
+def server_of_the_module() -> Iterator[ZooKeeper]:
+    with ZooKeeper(tick_time=0.2, min_session_timeout=0.8, max_session_timeout=MAX_SESSION) as server:
+        yield server
+
+
+@pytest.fixture
+def own_zookeeper(server_of_the_module: ZooKeeper) -> Iterator[ZooKeeper]:
+    """Return a server that each test leaves running."""
+    yield server_of_the_module
+    server_of_the_module.resume()
+
 
 # The server freezes.
 
@@ -134,54 +147,7 @@ def test_queues__frozen(own_zookeeper: ZooKeeper, make_pool: MakePool) -> None:
     assert time.monotonic() - began < 0.3 + GRACE
 
 
-@pytest.mark.shows("guarantees#timeouts-are-kept")
-def test_unreachable__nothing_listens(make_pool: MakePool) -> None:
-    """Without a server the error comes within the connect timeout, also for a wait without end and a try."""
-    pool = make_pool("127.0.0.1:1", connect_timeout=0.5)
-    calls: list[Callable[[], object]] = [lambda: Lock("k", pool).acquire(), lambda: Lock("k", pool).try_acquire()]
-    for call in calls:
-        began = time.monotonic()
-        with pytest.raises(ZooKeeperUnavailable, match=r"ZooKeeper at 127\.0\.0\.1:1\b"):
-            call()
-        assert time.monotonic() - began < 0.5 + GRACE
-
-
 # The server restarts.
-
-
-@pytest.mark.shows("faults#a-server-restarts")
-def test_server_restarted__within_the_session(
-    own_zookeeper: ZooKeeper, make_pool: MakePool, own_observer: Observer
-) -> None:
-    """A restart within the session timeout costs nothing: the holder holds on, the waiters keep their places."""
-    lock = Lock("k", make_pool(own_zookeeper.hosts, session_timeout=40))
-    held = lock.acquire()
-    order: list[int] = []
-
-    def enter(number: int, pool: Pool) -> None:
-        with Lock("k", pool):
-            order.append(number)
-
-    runners = []
-    pools = [make_pool(own_zookeeper.hosts, session_timeout=40) for _ in range(2)]
-    for number in range(8):
-        runners.append(Runner(lambda number=number: enter(number, pools[number % 2])))  # type: ignore[misc]
-        own_observer.wait_count(lock.paths[0], number + 2)
-    before = own_observer.children(lock.paths[0])
-    token = held.token
-    own_zookeeper.restart()
-    session = lock.pool.sessions()[0]
-    wait_until(lambda: all(pool.sessions()[0].connected for pool in (lock.pool, *pools)), 15)
-    held.check()
-    assert (held.lost, held.token) == (False, token)
-    # Not the other one: its session may be over, if the server took its time.
-    with contextlib.closing(Observer(own_zookeeper.hosts)) as observer:
-        assert observer.children(lock.paths[0]) == before
-    assert session.epoch >= 1
-    held.release()
-    for runner in runners:
-        runner.result(15)
-    assert order == list(range(8))
 
 
 @pytest.mark.shows("faults#a-server-restarts")

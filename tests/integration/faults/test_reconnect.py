@@ -21,6 +21,7 @@ from django_zklock.zk.session import Session
 from django_zklock.zk.wire.connection import MAX_DOUBTS
 from django_zklock.zk.wire.options import DATA_LOST, REFUSED
 from django_zklock.zk.wire.watches import MAX_PATHS, WatchKey
+from tests.integration.faults.conftest import MAX_SESSION_TIMEOUT
 from tests.integration.refusing_server import Refusals
 from tests.toolbox.locks.contenders import is_watching
 from tests.toolbox.locks.losses import Losses
@@ -29,15 +30,7 @@ from tests.toolbox.threads import Runner, waiting_in
 from tests.toolbox.timing import scaled, wait_until
 from tests.toolbox.zookeeper.server import ZooKeeper
 
-# Longer than any test: no heartbeat comes between what is counted.
-LONG = 7200.0
-
-
-@pytest.fixture
-def server() -> Iterator[ZooKeeperServer]:
-    """Return a server of the test's own."""
-    with ZooKeeperServer(max_session_timeout=LONG) as server:
-        yield server
+LONG = MAX_SESSION_TIMEOUT
 
 
 def session_of(pool: Pool) -> Session:
@@ -131,22 +124,6 @@ def test_reconnect__young_holds(server: ZooKeeperServer, make_pool: MakePool) ->
     wait_until(lambda: gone.lost)
     kept.check()
     assert watches(server) == {kept.node: 1}
-
-
-def test_reconnect__in_chunks(server: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No request with watches is larger than what a thin link carries soon: more of them are sent instead."""
-    monkeypatch.setattr("django_zklock.zk.wire.watches.MAX_PATHS", 200)
-    pool = make_pool(session_timeout=LONG)
-    held = Lock("k", make_pool(session_timeout=LONG)).acquire(timeout=60)
-    waiters = [Runner(lambda: Lock("k", pool).acquire(timeout=600).release()) for _ in range(10)]
-    wait_until(lambda: settled(pool, 10))
-    before = watches(server)
-    drop(server, pool)
-    assert watches(server) == before
-    assert server.requests.count("setWatches") > 1
-    held.release()
-    for waiter in waiters:
-        waiter.result(60)
 
 
 @pytest.mark.shows("faults#another-message-is-lost")

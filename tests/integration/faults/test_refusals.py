@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -19,28 +19,13 @@ from django_zklock.zk.ops import search
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.queue import semaphore
 from django_zklock.zk.wire.requests import EncodingError, error_of, is_temporary
-from tests.integration.refusing_server import (
-    NO_AUTH,
-    OPERATION_TIMEOUT,
-    QUOTA_EXCEEDED,
-    SYSTEM_ERROR,
-    THROTTLED,
-    UNHEARD_OF,
-    Refusals,
-)
+from tests.integration.refusing_server import NO_AUTH, QUOTA_EXCEEDED, THROTTLED, Refusals
 from tests.toolbox.locks.pools import MakePool, is_idle, session_of, timers_of
 from tests.toolbox.protocol.error_codes import CODES_OF_ZOOKEEPER, UNKNOWN
 from tests.toolbox.threads import Runner, waiting_in
 from tests.toolbox.timing import scaled, wait_until
 
-CODES = [THROTTLED, SYSTEM_ERROR, OPERATION_TIMEOUT, UNHEARD_OF]
-
-
-@pytest.fixture
-def server() -> Iterator[ZooKeeperServer]:
-    """Return a server of the test's own."""
-    with ZooKeeperServer() as server:
-        yield server
+ENDING = [code for code, meaning in CODES_OF_ZOOKEEPER.items() if meaning.kind in {"connection", "session"}]
 
 
 def end(server: ZooKeeperServer, pool: Pool, lock: LockValue) -> None:
@@ -49,8 +34,10 @@ def end(server: ZooKeeperServer, pool: Pool, lock: LockValue) -> None:
     assert [path for each in lock.paths for path in server.paths(each)] == []
 
 
+# All that end the connection or the session, and of the others one of each kind. Where a node is missing that must be
+# there, a queue is made again first.
 @pytest.mark.shows("faults#a-server-demands-an-identity-or-answers-any-other-error")
-@pytest.mark.parametrize("code", CODES_OF_ZOOKEEPER)
+@pytest.mark.parametrize("code", [-1, -8, -101, UNKNOWN, *ENDING])
 def test_code(server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, code: int) -> None:
     """What a server answers to the creation of a node reaches the error; the request is repeated only if that helps."""
     meaning, lock = CODES_OF_ZOOKEEPER[code], Lock("k", make_pool(session_timeout=30))
@@ -81,6 +68,7 @@ def test_is_temporary() -> None:
     for code, meaning in CODES_OF_ZOOKEEPER.items():
         is_repeated = meaning.kind in {"passing", "connection"}
         assert is_temporary(error_of(code)) == is_repeated, meaning
+        assert meaning.kind == "session" or repr(error_of(code)) == meaning.name
     assert not is_temporary(EncodingError())
     assert not is_temporary(ValueError())
 
@@ -90,12 +78,11 @@ def test_is_temporary() -> None:
 
 @pytest.mark.shows("faults#a-server-refuses-a-request-temporarily")
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
-@pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("opcode", ["create", "createContainer", "create2", "getChildren", "delete"])
-def test_first_use(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode: str, code: int, done: bool) -> None:
+def test_first_use(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode: str, done: bool) -> None:
     """Whatever is refused during the first use of a lock, done or not, delays it, and leaves nothing."""
     lock = Lock("k", pool)
-    refusal = refusals.refuse(opcode, code=code, done=done)
+    refusal = refusals.refuse(opcode, done=done)
     held = lock.acquire(timeout=120)
     assert server.paths(lock.paths[0]) == [held.node]
     held.check()
@@ -108,7 +95,6 @@ def test_first_use(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opco
 
 
 @pytest.mark.shows("faults#a-server-refuses-a-request-temporarily")
-@pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("times", range(1, 5))
 @pytest.mark.parametrize("opcode", ["getData", "getChildren"])
 def test_waiting(
@@ -118,12 +104,11 @@ def test_waiting(
     refusals: Refusals,
     opcode: str,
     times: int,
-    code: int,
 ) -> None:
     """A waiter that is refused the queue, its own node or its predecessor keeps its place and is granted in turn."""
     held = Lock("k", make_pool()).acquire(timeout=120)
     Lock("elsewhere", pool).acquire(timeout=120).release(wait=True)
-    refusal = refusals.refuse(opcode, code=code, times=times, session=session_of(pool))
+    refusal = refusals.refuse(opcode, times=times, session=session_of(pool))
     waiter = waiting_in(Lock("k", pool))
     refusal.wait_for(times)
     wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2)
@@ -186,15 +171,12 @@ def test_advice(make_pool: MakePool, refusals: Refusals, code: int, advice: str)
 
 
 @pytest.mark.shows("faults#a-server-refuses-a-request-temporarily")
-@pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
-def test_release__waits(
-    server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, code: int, done: bool
-) -> None:
+def test_release__waits(server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, done: bool) -> None:
     """A release that waits does not return before the delete has succeeded."""
     pool = make_pool(connect_timeout=60)
     held = Lock("k", pool).acquire(timeout=120)
-    refusal = refusals.refuse("delete", code=code, times=math.inf, done=done)
+    refusal = refusals.refuse("delete", times=math.inf, done=done)
     release = Runner(lambda: held.release(wait=True))
     refusal.wait_for(3)
     assert release.running
@@ -256,26 +238,12 @@ def test_release__many_share_the_pause(
 
 
 @pytest.mark.shows("faults#a-server-refuses-a-request-temporarily")
-@pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("opcode", ["multi", "getChildren", "getData"])
-def test_search(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode: str, code: int) -> None:
-    """If the search for a node whose creation was not answered is refused, it goes on, and finds that node."""
-    lock = Lock("k", pool)
-    lock.acquire(timeout=120).release(wait=True)
-    cut = server.faults.cut_reply("create2")
-    with server.faults.refuse():
-        waiter = waiting_in(lock)
-        cut.wait()
-        refusal = refusals.refuse(opcode, code=code)
-    with waiter.result(30) as held:
-        assert refusal.count == 2
-        assert server.paths(lock.paths[0]) == [held.node]
-    end(server, pool, lock)
+def test_search(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode: str) -> None:
+    """If the search for a node whose creation was not answered is refused, it goes on, and finds that node.
 
-
-@pytest.mark.shows("faults#a-server-refuses-a-request-temporarily")
-def test_search__server_that_lags(server: ZooKeeperServer, pool: Pool, refusals: Refusals) -> None:
-    """Nothing is concluded from a list before the server has caught up, also if it refuses to at first."""
+    Nothing is concluded from a list before the server has caught up.
+    """
     lock = Lock("k", pool)
     lock.acquire(timeout=120).release(wait=True)
     with server.faults.lag_reads(zxids=10_000):
@@ -283,54 +251,42 @@ def test_search__server_that_lags(server: ZooKeeperServer, pool: Pool, refusals:
         with server.faults.refuse():
             waiter = waiting_in(lock)
             cut.wait()
-            refusal = refusals.refuse("multi")
+            refusal = refusals.refuse(opcode)
         with waiter.result(30) as held:
             assert refusal.count == 2
             assert server.paths(lock.paths[0]) == [held.node]
+        end(server, pool, lock)
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["waiting", "left"])
-def test_search__may_not_read_the_node(server: ZooKeeperServer, pool: Pool, refusals: Refusals, left: bool) -> None:
-    """A node with our id that we may not read is taken away, and the attempt ends."""
+@pytest.mark.parametrize(("opcode", "times"), [("getData", 1), ("getChildren", math.inf)], ids=["node", "list"])
+def test_search__forbidden(
+    server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode: str, times: float, left: bool
+) -> None:
+    """An attempt that may not search, waiting or given up, ends; a node with our id that we may not read goes."""
     lock = Lock("k", pool)
     lock.acquire(timeout=120).release(wait=True)
     cut = server.faults.cut_reply("create2")
     with server.faults.refuse():
         waiter = Runner(lambda: lock.acquire(timeout=scaled(1 if left else 30)))
         cut.wait()
-        refusal = refusals.refuse("getData", code=NO_AUTH, times=1)
+        refusal = refusals.refuse(opcode, code=NO_AUTH, times=times)
         if left:
             assert isinstance(waiter.outcome(30), ZooKeeperUnavailable)
     error = waiter.outcome(30)
     assert isinstance(error, ZkLockError)
-    assert left or "NoAuthError" in str(error)
-    end(server, pool, lock)
-    assert refusal.count == 1
-
-
-@pytest.mark.parametrize("left", [False, True], ids=["waiting", "left"])
-def test_search__may_not_list(server: ZooKeeperServer, pool: Pool, refusals: Refusals, left: bool) -> None:
-    """An attempt that may not search, waiting or given up, comes to its end."""
-    lock = Lock("k", pool)
-    lock.acquire(timeout=120).release(wait=True)
-    cut = server.faults.cut_reply("create2")
-    with server.faults.refuse():
-        waiter = Runner(lambda: lock.acquire(timeout=scaled(1 if left else 30)))
-        cut.wait()
-        refusals.refuse("getChildren", code=NO_AUTH, times=math.inf)
-        if left:
-            assert isinstance(waiter.outcome(30), ZooKeeperUnavailable)
-    assert isinstance(waiter.outcome(30), ZkLockError)
     wait_until(lambda: is_idle(pool))
+    if opcode == "getData":
+        assert left or "NoAuthError" in str(error)
+        assert (refusal.count, server.paths(lock.paths[0])) == (1, [])
 
 
 # Other kinds.
 
 
-@pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
 def test_semaphore__telling_the_next(
-    server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, code: int, done: bool
+    server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, done: bool
 ) -> None:
     """A lease that comes in tells the one behind it, also if that is refused at first: no contender waits in vain."""
     first = [Lock("k", make_pool(), rule=semaphore(2)).acquire(timeout=120) for _ in range(2)]
@@ -339,7 +295,7 @@ def test_semaphore__telling_the_next(
     for number in range(3, 6):
         waiters.append(waiting_in(Lock("k", make_pool(), rule=semaphore(2))))
         wait_until(lambda number=number: len(server.paths(path)) == number)  # type: ignore[misc]
-    refusal = refusals.refuse("setData", code=code, times=2, done=done)
+    refusal = refusals.refuse("setData", times=2, done=done)
     for held in first:
         held.release()
     for waiter in waiters:
@@ -347,15 +303,14 @@ def test_semaphore__telling_the_next(
     assert refusal.count == 2
 
 
-@pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
-def test_coalesced(server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, code: int, done: bool) -> None:
+def test_coalesced(server: ZooKeeperServer, make_pool: MakePool, refusals: Refusals, done: bool) -> None:
     """A call leaves for one that waits to run the same, also if its leave is refused at first."""
     held = Lock("k", make_pool()).acquire(timeout=120)
     waiter = Runner(lambda: Lock("k", make_pool(), coalesces="work").acquire(None))
     wait_until(lambda: len(server.paths(held.lock.paths[0])) == 2)
     pool = make_pool()
-    refusal = refusals.refuse("multi", code=code, done=done)
+    refusal = refusals.refuse("multi", done=done)
     with pytest.raises(AlreadyAwaited):
         Lock("k", pool, coalesces="work").acquire(timeout=120)
     assert refusal.count == 2
@@ -367,9 +322,8 @@ def test_coalesced(server: ZooKeeperServer, make_pool: MakePool, refusals: Refus
 
 @pytest.mark.shows("faults#a-server-refuses-a-request-temporarily")
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
-@pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("opcode", ["create", "createContainer", "multi", "getChildren", "getData", "delete"])
-def test_several(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode: str, code: int, done: bool) -> None:
+def test_several(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode: str, done: bool) -> None:
     """The same for several keys: the lock is granted, with one node for each key, and nothing is left."""
     lock = Lock(["a", "b", "c"], pool)
     cause = None
@@ -377,7 +331,7 @@ def test_several(server: ZooKeeperServer, pool: Pool, refusals: Refusals, opcode
         lock.acquire(timeout=120).release(wait=True)
         # So that the nodes are searched for; nothing else reads them.
         cause = refusals.refuse("multi", times=1, done=True)
-    refusal = refusals.refuse(opcode, code=code, done=done)
+    refusal = refusals.refuse(opcode, done=done)
     held = lock.acquire(timeout=120)
     assert [len(server.paths(path)) for path in lock.paths] == [1, 1, 1]
     held.check()

@@ -1,17 +1,17 @@
-"""The end of the 32-bit numbers for locks that are shared; those that are not are in ``test_exact_faults``."""
+"""The end of the 32-bit numbers for locks of each kind; ``test_exact_faults`` has what comes between two requests."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.held import Held
 from django_zklock.zk.lock import Lock
+from django_zklock.zk.ops import snapshots
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.queue import READ, WRITE, Rule, semaphore
+from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Rule, semaphore
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import wait_until
@@ -22,17 +22,11 @@ STARTS = [END_OF_NUMBERS - 7, END_OF_NUMBERS - 1, -2, END_OF_NUMBERS - 2**20 - 6
 TWO = semaphore(2)
 
 
-@pytest.fixture
-def server() -> Iterator[ZooKeeperServer]:
-    """Return a server of the test's own."""
-    with ZooKeeperServer() as server:
-        yield server
-
-
 class Room:
     """The contenders that are in it; they stay until told to go."""
 
     def __init__(self, server: ZooKeeperServer, pools: list[Pool], first: int) -> None:
+        self.first = first
         self.inside: dict[int, Held] = {}
         self.entries: list[int] = []
         self._server = server
@@ -75,6 +69,32 @@ class Room:
 def room(request: pytest.FixtureRequest, server: ZooKeeperServer, make_pool: MakePool) -> Room:
     """Return an empty room, with the number that the first contender is to get."""
     return Room(server, [make_pool() for _ in range(3)], request.param)
+
+
+@pytest.mark.shows("faults#the-numbers-come-to-their-end")
+def test_sequence_end__exclusive(
+    room: Room, server: ZooKeeperServer, make_pool: MakePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the end of the numbers, past it and where trust in them ends, one holds at a time, first come first."""
+    room.come(*[EXCLUSIVE] * 13)
+    room.expect(0)
+    pool = make_pool()
+    snapshot = snapshots.one_lock(pool, "k", timeout=60)
+    assert [place.token for place in snapshot.entries] == sorted(place.token for place in snapshot.entries)
+    numbers = [node.sequence for node in snapshot.nodes]
+    assert numbers == [min(room.first + place, END_OF_NUMBERS) for place in range(13)]
+    tokens = []
+    for number in range(13):
+        room.expect(number)
+        held = room.inside[number]
+        tokens.append(held.token)
+        shown = snapshots.one_lock(pool, "k", timeout=60).holders
+        assert [(place.path, place.token) for place in shown] == [(held.node, held.token)]
+        room.leave(number)
+    assert room.entries == list(range(13))
+    assert tokens == sorted(set(tokens))
+    assert "event=sequence_end" in caplog.text
+    wait_until(lambda: server.paths(room.path) == [])
 
 
 @pytest.mark.shows("faults#the-numbers-come-to-their-end")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,13 +26,6 @@ SESSION_TIMEOUT = 2.0
 WORKERS, POOLS = 9, 3
 REPLIES = ("create2", "getChildren", "getData", "delete", "sync", "connect", "createContainer", "notification", "ping")
 END_OF_NUMBERS = 2**31 - 1
-
-
-@pytest.fixture
-def server() -> Iterator[ZooKeeperServer]:
-    """Return a server of the test's own."""
-    with ZooKeeperServer() as server:
-        yield server
 
 
 class Room:

@@ -28,13 +28,6 @@ TIMEOUT = 180.0
 
 
 @pytest.fixture
-def server() -> Iterator[ZooKeeperServer]:
-    """Return a server of the test's own."""
-    with ZooKeeperServer() as server:
-        yield server
-
-
-@pytest.fixture
 def proxy(server: ZooKeeperServer) -> Iterator[Proxy]:
     """Return the link, which is a fast one at first."""
     with Proxy(server.address, keeps_chunks=False) as proxy:
