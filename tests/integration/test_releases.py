@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import tarfile
-import time
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -20,7 +19,6 @@ import pytest
 
 from django_zklock import zk_lock
 from django_zklock.testing import ZooKeeperServer
-from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.timing import scaled
 
 if TYPE_CHECKING:
@@ -35,8 +33,6 @@ import os
 SECRET_KEY = "shop"
 INSTALLED_APPS = ["django_zklock"]
 ZKLOCK = {"default": {"HOSTS": os.environ["ZOOKEEPER_HOSTS"]}}
-CELERY_BROKER_URL = os.environ.get("BROKER_URL")
-CELERY_TASK_IGNORE_RESULT = True
 """
 # Adds one to a number in a file, in two steps between which another process would be in the way.
 BOOKS = """
@@ -72,19 +68,6 @@ with zk_lock("held-there"):
     print("held", flush=True)
     sys.stdin.read()
 """
-APP = """
-from celery import Celery, shared_task
-import books
-from django_zklock import current_lock, zk_locked
-
-app = Celery("shop")
-app.config_from_object("django.conf:settings", namespace="CELERY")
-
-@app.task(name="count")
-@zk_locked("shared-by-tasks")
-def count():
-    books.add_one(current_lock().token)
-"""
 
 
 def release() -> str:
@@ -113,17 +96,17 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 class Shop:
     """A project whose processes use one package or the other."""
 
-    def __init__(self, folder: Path, hosts: str, broker: str) -> None:
+    def __init__(self, folder: Path, hosts: str) -> None:
         self.folder = folder
         self.books = folder / "books.txt"
         self.books.touch()
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("COV", "PYTEST"))},
-            "BOOKS": str(self.books), "BROKER_URL": broker, "ZOOKEEPER_HOSTS": hosts,
+            "BOOKS": str(self.books), "ZOOKEEPER_HOSTS": hosts,
             "DJANGO_SETTINGS_MODULE": "shop_settings",
         }  # fmt: skip
         self.processes: list[subprocess.Popen[str]] = []
-        for name, text in {"shop_settings": SETTINGS, "books": BOOKS, "shop_app": APP}.items():
+        for name, text in {"shop_settings": SETTINGS, "books": BOOKS}.items():
             (folder / f"{name}.py").write_text(text, encoding="utf-8")
 
     def start(self, release: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -161,8 +144,8 @@ class Shop:
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
-    with ZooKeeperServer() as server, Redis() as broker:
-        shop = Shop(tmp_path, server.hosts, broker.url)
+    with ZooKeeperServer() as server:
+        shop = Shop(tmp_path, server.hosts)
         try:
             yield shop
         finally:
@@ -189,24 +172,3 @@ def test_holders(shop: Shop, releases: list[Path], settings: Settings) -> None:
     (holder,) = zk_lock("held-there").holders()
     assert holder is not None
     assert holder.pid == process.pid
-
-
-@pytest.mark.shows("versions#old-and-new-processes-side-by-side")
-@pytest.mark.celery
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_workers(shop: Shop, releases: list[Path]) -> None:
-    """The tasks of two workers run one after the other, whichever release a worker has."""
-    celery = pytest.importorskip("celery")
-    for number, release in enumerate(releases):
-        arguments = ["-A", "shop_app", "worker", "-c", "2", "-Q", str(number), "-n", f"{number}@test"]
-        shop.start(release, "-m", "celery", *arguments)
-    with celery.Celery(broker=shop.environment["BROKER_URL"], set_as_current=False) as app:
-        for _ in range(TURNS):
-            for number in range(len(releases)):
-                app.send_task("count", queue=str(number))
-    deadline = time.monotonic() + DEADLINE
-    while len(shop.entries()) < len(releases) * TURNS:
-        assert time.monotonic() < deadline, shop.entries()
-        time.sleep(0.1)
-    shop.check(releases, TURNS)

@@ -246,3 +246,25 @@ def test_create_reply__lost_with_its_server(
         held.release(wait=True)
         observer.client.sync("/")
         assert [observer.children(path) for path in lock.paths] == [[]] * len(made)
+
+
+@pytest.mark.timely("what is left of a lease when its server freezes is enough for another server")
+def test_frozen_server__lock_is_kept(ensemble: Ensemble, make_pool: MakePool) -> None:
+    """A lock is kept when the server behind it freezes: the session moves to another one in time."""
+    follower, other = ensemble.followers()
+    hosts = f"{follower.hosts},{other.hosts},{ensemble.leader().hosts}"
+    pool = make_pool(hosts, session_timeout=6.0, connect_timeout=3.0, extra={"randomize_hosts": False})
+    held = Lock("k", pool).acquire(timeout=60)
+    session = pool.sessions()[0]
+    assert session.wire.server == follower.hosts
+    before = session.id
+    follower.pause()
+    try:
+        wait_until(lambda: session.epoch and session.connected, 10)
+        held.check()
+        assert session.id == before
+        assert session.wire.server != follower.hosts
+        held.release(wait=True)
+    finally:
+        follower.resume()
+    follower.wait_ready()

@@ -84,10 +84,10 @@ def kill(_peers: Peers, node: ZooKeeper) -> None:
 
 # All of it takes half an hour; see `make soak WHAT=partitions`.
 COMPLETE = bool(os.environ.get("ZKLOCK_PARTITIONS"))
-AT_FOLLOWER: list[Disturb] = [silence, silence_what_it_says, kill]
+AT_FOLLOWER: list[Disturb] = [silence, silence_what_it_says]
 AT_LEADER: list[Disturb] = [silence, cut, late_answers]
 if COMPLETE:
-    AT_FOLLOWER += [silence_what_it_hears, cut, slow_and_silence]
+    AT_FOLLOWER += [silence_what_it_hears, cut, slow_and_silence, kill]
     AT_LEADER += [silence_what_it_hears, silence_what_it_says, slow_answers, kill]
 
 

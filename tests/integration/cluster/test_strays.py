@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import pytest
 from kazoo.client import KazooClient
 
-from django_zklock.exceptions import LockTimeout
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.pool import Pool
-from django_zklock.zk.queue import EXCLUSIVE, READ, WRITE, Kind, Rule, name_prefix, new_guid, semaphore
+from django_zklock.zk.queue import EXCLUSIVE, Kind, Rule, name_prefix, new_guid, semaphore
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.threads import waiting_in
 from tests.toolbox.timing import wait_until
@@ -27,15 +26,10 @@ SESSION_TIMEOUT = 4.0
 # Longer than an election and several session timeouts, whatever else the machine does.
 TIMEOUT = 120.0
 
-# By the lock: what blocks it at one server, and how it is asked for.
+# By the lock: what blocks it at one server, and how it is asked for. Other kinds are in `tests/unit/zk/test_strays.py`.
 STRAYS: dict[str, tuple[Sequence[Kind], int | None, Rule]] = {
     "exclusive": ([Kind.EXCLUSIVE], None, EXCLUSIVE),
-    "write": ([Kind.READ, Kind.READ], None, WRITE),
-    "read": ([Kind.WRITE], None, READ),
     "semaphore": ([Kind.PERMIT, Kind.PERMIT], 2, semaphore(2)),
-    "strict": ([Kind.EXCLUSIVE], None, EXCLUSIVE),
-    "several": ([Kind.EXCLUSIVE], None, EXCLUSIVE),
-    "try": ([Kind.EXCLUSIVE], None, EXCLUSIVE),
     "behind another": ([Kind.EXCLUSIVE], None, EXCLUSIVE),
 }
 
@@ -115,13 +109,12 @@ def names(node: ZooKeeper, lock: str) -> list[str]:
 
 
 @pytest.fixture
-def at_the_odd_one(split: Split, make_pool: MakePool) -> Callable[..., Pool]:
+def at_the_odd_one(split: Split, make_pool: MakePool) -> Callable[[], Pool]:
     """Return a function that connects a pool to the server with the strays, as the first of all."""
 
-    def make(*, strict: bool = False) -> Pool:
+    def make() -> Pool:
         pool = make_pool(
             split.hosts,
-            strict=strict,
             root=ROOT,
             session_timeout=SESSION_TIMEOUT,
             connect_timeout=20.0,
@@ -145,7 +138,7 @@ def test_strays__are_there(split: Split) -> None:
 
 
 @pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
-@pytest.mark.parametrize("lock", ["exclusive", "write", "read", "semaphore"])
+@pytest.mark.parametrize("lock", ["exclusive", "semaphore"])
 def test_wait(split: Split, at_the_odd_one: Callable[[], Pool], caplog: pytest.LogCaptureFixture, lock: str) -> None:
     """A waiter behind nodes that only its own server has goes to another server, and has the lock."""
     pool = at_the_odd_one()
@@ -157,21 +150,6 @@ def test_wait(split: Split, at_the_odd_one: Callable[[], Pool], caplog: pytest.L
 
 
 @pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
-def test_wait__strict(split: Split, at_the_odd_one: Callable[..., Pool]) -> None:
-    """Where the loss of a connection is the loss of its locks, a session that only waits leaves too."""
-    pool = at_the_odd_one(strict=True)
-    with Lock("strict", pool).acquire(timeout=TIMEOUT):
-        assert pool.session("/").wire.server != split.odd.hosts
-
-
-@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
-def test_wait__several_keys(split: Split, at_the_odd_one: Callable[[], Pool]) -> None:
-    """A stray in one queue of several is as bad."""
-    with Lock(["free", "several"], at_the_odd_one()).acquire(timeout=TIMEOUT):
-        assert len(names(split.odd, "several")) == 2
-
-
-@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
 def test_wait__in_the_second_place(split: Split, at_the_odd_one: Callable[[], Pool], make_pool: MakePool) -> None:
     """A waiter watches the node before the last one; if that is the stray, nothing tells it that the last is gone."""
     elsewhere = make_pool(split.ensemble.leader().hosts, root=ROOT, session_timeout=40.0, connect_timeout=20.0)
@@ -179,36 +157,4 @@ def test_wait__in_the_second_place(split: Split, at_the_odd_one: Callable[[], Po
     waiter = waiting_in(Lock("behind another", at_the_odd_one()))
     wait_until(lambda: len(names(split.odd, "behind another")) == 3)
     held.release(wait=True)
-    waiter.result(TIMEOUT).release()
-
-
-@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
-def test_try(split: Split, at_the_odd_one: Callable[[], Pool]) -> None:
-    """A lock that only a stray has is not taken for ever, also for callers that never wait."""
-    lock = Lock("try", at_the_odd_one())
-
-    def attempt() -> bool:
-        with contextlib.suppress(LockTimeout):
-            lock.acquire(timeout=0).release(wait=True)
-            return True
-        return False
-
-    assert not attempt()
-    wait_until(attempt, TIMEOUT)
-
-
-@pytest.mark.shows("faults#a-server-has-nodes-that-the-other-servers-do-not-have")
-def test_wait__behind_a_holder(split: Split, make_pool: MakePool, caplog: pytest.LogCaptureFixture) -> None:
-    """A waiter behind a lock that is really held stays where it is."""
-    pools = [make_pool(split.ensemble.leader().hosts, root=ROOT, session_timeout=SESSION_TIMEOUT) for _ in range(2)]
-    session = pools[1].session("/")
-    held = Lock("held", pools[0]).acquire(timeout=60)
-    waiter = waiting_in(Lock("held", pools[1]))
-    wait_until(lambda: any(each.is_asked for each in session.strays._waits.values()), TIMEOUT)
-    answered: list[bool] = []
-    # After the answer of the leader.
-    session.post(lambda: session.wire.sync("/", lambda _value, _error: answered.append(True)))
-    wait_until(lambda: answered, TIMEOUT)
-    assert not any("event=stray_found" in each.message for each in caplog.records)
-    held.release()
     waiter.result(TIMEOUT).release()

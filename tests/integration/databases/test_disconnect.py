@@ -63,11 +63,6 @@ async def by_decorator(name: str) -> None:
     await sync_to_async(add_one)(name)
 
 
-@zk_locked(KEY, template=KEY, on_lost="interrupt")
-async def by_interruptible(name: str) -> None:
-    await sync_to_async(add_one)(name)
-
-
 @zk_locked(KEY, template=KEY)
 def locked_add_one(name: str) -> None:
     add_one(name)
@@ -75,11 +70,6 @@ def locked_add_one(name: str) -> None:
 
 async def by_function_in_the_thread(name: str) -> None:
     await sync_to_async(locked_add_one)(name)
-
-
-async def by_both(name: str) -> None:
-    async with zk_lock(KEY):
-        await sync_to_async(locked_add_one)(name)
 
 
 async def by_model(name: str) -> None:
@@ -100,8 +90,7 @@ async def by_model(name: str) -> None:
 
 
 FORMS: dict[str, Callable[[str], Awaitable[None]]] = {
-    form.__name__: form
-    for form in (by_block, by_decorator, by_interruptible, by_function_in_the_thread, by_both, by_model)
+    form.__name__: form for form in (by_block, by_decorator, by_function_in_the_thread, by_model)
 }
 
 
@@ -138,6 +127,7 @@ async def request(form: str, name: str, *, disconnects: bool) -> None:
 
 
 @pytest.mark.shows("guarantees#a-hold-follows-the-work-into-threads")
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("form", FORMS)
 def test_disconnect(database: str, ensemble: Ensemble, settings: Any, form: str) -> None:
     """The next holder reads what the thread of a cancelled view has written."""

@@ -15,20 +15,20 @@ from tests.toolbox.timing import scaled
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 ROOT = Path(__file__).resolve().parents[3]
-PODS = 10
+PODS = 4
 
 
 @pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.timeout(600)
-def test_migrate__ten_pods(zookeeper: ZooKeeper) -> None:
-    """Of ten processes that start at once one migrates, and the others wait and find nothing to do."""
+def test_migrate__many_pods(zookeeper: ZooKeeper) -> None:
+    """Of several processes that start at once one migrates, and the others wait and find nothing to do."""
     with PostgreSQL() as server:
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "ZOOKEEPER_HOSTS": zookeeper.hosts,
-            # Ten processes that start at once may starve one of them for longer than the ten seconds of the project.
+            # Processes that start at once may starve one of them for longer than the ten seconds of the project.
             "TESTPROJECT_SESSION_TIMEOUT": "60",
             "DATABASE": json.dumps(server.settings),
             "DJANGO_SETTINGS_MODULE": "tests.integration.databases.settings",

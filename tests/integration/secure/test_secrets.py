@@ -78,27 +78,17 @@ def test_repr() -> None:
 
 
 @pytest.mark.usefixtures("credentials")
-@pytest.mark.parametrize("place", ["make_handler", "Connection"])
-def test_report__of_a_failure_in_connecting(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Django's report of an error in what makes a connection shows no credentials."""
+@pytest.mark.parametrize(
+    ("module", "place"),
+    [(wire_client, "make_handler"), (wire_client, "Connection"), (kazoo.client, "ConnectionHandler")],
+)
+def test_report__of_a_failure_in_connecting(module: Any, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Django's report of an error in what makes a connection, of ours or inside of kazoo, shows no credentials."""
 
     def fail(*_arguments: object, **_options: object) -> None:
         raise RuntimeError("no connection today")
 
-    monkeypatch.setattr(wire_client, place, fail)
-    page = report(zk_lock("k").acquire)
-    assert "no connection today" in page
-    assert secrets_in(page) == []
-
-
-@pytest.mark.usefixtures("credentials")
-def test_report__of_a_failure_in_kazoo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Django's report of an error inside of kazoo shows no credentials."""
-
-    def fail(*_arguments: object, **_options: object) -> None:
-        raise RuntimeError("no connection today")
-
-    monkeypatch.setattr(kazoo.client, "ConnectionHandler", fail)
+    monkeypatch.setattr(module, place, fail)
     page = report(zk_lock("k").acquire)
     assert "no connection today" in page
     assert secrets_in(page) == []

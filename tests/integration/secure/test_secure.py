@@ -1,4 +1,4 @@
-"""TLS, SASL and ACL against a real server that asks for them, and servers of an ensemble that do not answer."""
+"""TLS, SASL and ACL against a real server that asks for them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.network.tcp_proxy import DOWN, UP, Proxy
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import GRACE, MAX_SESSION, scaled, wait_until
-from tests.toolbox.zookeeper.ensemble import Ensemble
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 if TYPE_CHECKING:
@@ -166,6 +165,16 @@ def configure(settings: Settings, request: pytest.FixtureRequest) -> Configure:
     return configure
 
 
+Diagnose = Callable[[], dict[str, Finding]]
+
+
+@pytest.fixture
+def diagnose(monkeypatch: pytest.MonkeyPatch) -> Diagnose:
+    """Return a function that gives the doctor's findings by id, Celery's left out."""
+    monkeypatch.setattr(doctor, "sys", SimpleNamespace(modules={}))
+    return lambda: {finding.id: finding for finding in doctor.run("default")}
+
+
 def refused(match: str, *, within: float = TIMEOUT + 15.0) -> str:
     """Try to get a lock and give the message of the error that says that ZooKeeper cannot be used.
 
@@ -217,29 +226,6 @@ def test_tls__cycles(
     assert not any(asleep_on)
     assert pool.sessions()[0].epoch == 0
     assert wire_of(pool.sessions()[0])._connection._socket.version() == version
-
-
-def test_tls__contention(server: SecureZooKeeper, papers: Papers, configure: Configure, asleep_on: list[int]) -> None:
-    """Twenty threads take turns over one TLS connection, which never sleeps on an answer."""
-    pool = configure(server.secure_hosts, TLS=papers.tls())
-    turns = 0
-    inside = 0
-
-    def work() -> None:
-        nonlocal inside, turns
-        for _ in range(10):
-            with zk_lock("k").acquire(timeout=60):
-                inside += 1
-                assert inside == 1
-                turns += 1
-                inside -= 1
-
-    runners = [Runner(work) for _ in range(20)]
-    for runner in runners:
-        runner.result(90)
-    assert turns == 200
-    assert not any(asleep_on)
-    assert pool.sessions()[0].epoch == 0
 
 
 class Terminator:
@@ -322,21 +308,19 @@ def test_tls__many_answers_in_one_record(server: SecureZooKeeper, papers: Papers
     terminator.close()
 
 
-def test_tls__other_authority(server: SecureZooKeeper, papers: Papers, configure: Configure) -> None:
-    """A server whose certificate another authority has signed is refused, and the error says so."""
-    configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.other_authority.certificate)), CONNECT_TIMEOUT=TIMEOUT)
-    message = refused("certificate verify failed")
-    assert server.secure_hosts in message
-
-
-def test_tls__reason_is_logged(
-    server: SecureZooKeeper, papers: Papers, configure: Configure, caplog: pytest.LogCaptureFixture
+def test_tls__other_authority(
+    server: SecureZooKeeper, papers: Papers, configure: Configure, diagnose: Diagnose, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log of the connection tells the reason too, where no caller waits for a lock."""
+    """A server whose certificate another authority has signed is refused: the error, the log and the doctor say so."""
     configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.other_authority.certificate)), CONNECT_TIMEOUT=TIMEOUT)
     with caplog.at_level(logging.WARNING, "django_zklock.kazoo"):
-        refused("certificate verify failed")
+        message = refused("certificate verify failed")
+    assert server.secure_hosts in message
     assert "certificate verify failed" in caplog.text
+    found = diagnose()
+    for name in ("ensemble.server", "lock.trial"):
+        assert found[name].level == "error"
+        assert "certificate verify failed" in found[name].found
 
 
 def test_tls__other_host_name(server: SecureZooKeeper, papers: Papers, configure: Configure) -> None:
@@ -381,18 +365,23 @@ def test_tls__key_password(server: SecureZooKeeper, papers: Papers, configure: C
         assert "shuts" not in message
 
 
-def test_tls__file_is_gone(server: SecureZooKeeper, papers: Papers, configure: Configure, tmp_path: Path) -> None:
-    """A file that vanishes after the system checks is named as the reason."""
+def test_tls__file_is_gone(
+    server: SecureZooKeeper, papers: Papers, configure: Configure, diagnose: Diagnose, tmp_path: Path
+) -> None:
+    """A file that vanishes after the system checks is named as the reason, by the doctor's checks that need it too."""
     configure(server.secure_hosts, TLS=papers.tls(CA=str(tmp_path / "no.pem")), CONNECT_TIMEOUT=TIMEOUT)
     refused("No such file")
+    found = diagnose()
+    assert found["settings.checks"].subject == "django_zklock.E002"
+    assert "No such file" in found["ensemble.server"].found
 
 
-def test_tls__plain_port(server: SecureZooKeeper, papers: Papers, configure: Configure) -> None:
-    """TLS to the plain port, and none to the port for TLS, end in time."""
-    configure(f"{NAME}:{server.port}", TLS=papers.tls(), CONNECT_TIMEOUT=TIMEOUT)
-    refused("no connection")
-    configure(server.secure_hosts, CONNECT_TIMEOUT=TIMEOUT)
-    refused("no connection")
+def test_tls__plain_port(server: SecureZooKeeper, papers: Papers, configure: Configure, diagnose: Diagnose) -> None:
+    """TLS to the plain port, and none to the port for TLS, end in time, and are errors of that server."""
+    for hosts, tls in ((f"{NAME}:{server.port}", {"TLS": papers.tls()}), (server.secure_hosts, {})):
+        configure(hosts, CONNECT_TIMEOUT=TIMEOUT, **tls)
+        refused("no connection")
+        assert diagnose()["ensemble.server"].level == "error"
 
 
 def test_tls__dropped(server: SecureZooKeeper, papers: Papers, configure: Configure) -> None:
@@ -476,11 +465,15 @@ def test_tls__fork(server: SecureZooKeeper, papers: Papers, configure: Configure
 
 
 @pytest.mark.parametrize("acl", ["creator", ["sasl:shop:cdrwa"]])
-def test_sasl__right_password(acl: Any, server: SecureZooKeeper, configure: Configure, observer: KazooClient) -> None:
-    """The nodes of a lock are made with SASL's identity, and belong to it."""
+def test_sasl__right_password(
+    acl: Any, server: SecureZooKeeper, configure: Configure, diagnose: Diagnose, observer: KazooClient
+) -> None:
+    """The nodes of a lock are made with SASL's identity, and belong to it; no other client can do anything there."""
     configure(server.hosts, SASL=SASL, ACL=acl)
     with zk_lock("k").acquire(timeout=60) as held:
         assert owners(observer, held.lock.paths[0]) == {("sasl", "shop")}
+    found = diagnose()
+    assert [found[name].level for name in ("lock.trial", "security.acl", "security.credentials")] == ["ok"] * 3
 
 
 def test_sasl__over_tls(server: SecureZooKeeper, papers: Papers, configure: Configure, observer: KazooClient) -> None:
@@ -496,15 +489,19 @@ def owners(observer: KazooClient, path: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.shows("faults#a-handshake-is-cut-or-is-not-answered")
-def test_sasl__wrong_password(server: SecureZooKeeper, configure: Configure) -> None:
-    """A wrong password is an error at once, not tried again until the next lock is asked for."""
-    pool = configure(server.hosts, SASL=SASL | {"password": "wrong"})
+def test_sasl__wrong_password(server: SecureZooKeeper, configure: Configure, diagnose: Diagnose) -> None:
+    """A wrong password is an error at once, not tried again until the next lock is asked for, and in no text."""
+    pool = configure(server.hosts, SASL=SASL | {"password": "wrong!"})
     for _ in range(2):
         message = refused("authentication was refused, check AUTH and SASL", within=LONG / 2)
         assert "wrong" not in message
         (session,) = pool.sessions()
         assert session.ended is not None
         assert wire_of(session)._connection.connection_stopped.wait(scaled(10))
+    found = diagnose()
+    assert found["lock.trial"].level == "error"
+    assert "authentication was refused" in found["lock.trial"].found
+    assert not any("wrong!" in f"{finding}" for finding in found.values())
 
 
 @pytest.mark.parametrize(
@@ -530,9 +527,12 @@ def test_sasl__no_library(server: SecureZooKeeper, configure: Configure, monkeyp
 @pytest.mark.shows("faults#a-handshake-is-cut-or-is-not-answered")
 @pytest.mark.parametrize("answers", [0, 1, 2])
 def test_sasl__handshake_is_cut(answers: int, server: SecureZooKeeper, configure: Configure) -> None:
-    """A reconnect that is cut after some answers of the handshake is tried again, and costs no lock."""
+    """A reconnect that is cut after some answers of the handshake is tried again, and costs no lock.
+
+    A connection that comes back proves its identity again before it asks for anything.
+    """
     with Proxy(server.address) as proxy:
-        pool = configure(proxy.hosts, SASL=SASL, SESSION_TIMEOUT=20)
+        pool = configure(proxy.hosts, SASL=SASL, ACL="creator", SESSION_TIMEOUT=20)
         held = zk_lock("k").acquire(timeout=60)
         session = pool.sessions()[0]
         number = session.id
@@ -578,18 +578,6 @@ def test_sasl__silent_server(server: SecureZooKeeper, configure: Configure) -> N
         held.release(wait=True)
 
 
-def test_sasl__reconnect(server: SecureZooKeeper, configure: Configure) -> None:
-    """A connection that comes back proves its identity again before it asks for anything."""
-    pool = configure(server.hosts, SASL=SASL, ACL="creator")
-    held = zk_lock("k").acquire(timeout=60)
-    session = pool.sessions()[0]
-    session.wire.drop("the test says so")
-    wait_until(lambda: session.epoch and session.connected)
-    held.check()
-    held.release(wait=True)
-    zk_lock("k").acquire(timeout=60).release(wait=True)
-
-
 # AUTH and ACL.
 
 
@@ -625,81 +613,7 @@ def test_connection__ended_by_the_unexpected(configure: Configure, monkeypatch: 
         refused("the connection failed: LookupError", within=LONG / 2)
 
 
-# An ensemble with servers that do not answer.
-
-
-@pytest.fixture(scope="module")
-def ensemble() -> Iterator[Ensemble]:
-    with Ensemble(tick_time=0.2) as ensemble:
-        yield ensemble
-
-
-@contextlib.contextmanager
-def _mute() -> Iterator[str]:
-    """Return the address of a listener that takes connections and says nothing."""
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        yield f"{LOOPBACK}:{listener.getsockname()[1]}"
-
-
-@contextlib.contextmanager
-def _full() -> Iterator[str]:
-    """Return an address that drops every attempt to connect, as a firewall or a host that is off does."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server((LOOPBACK, 0), backlog=0))
-        filled = False
-        while not filled:
-            caller = stack.enter_context(socket.socket())
-            caller.settimeout(0.2)
-            try:
-                caller.connect(listener.getsockname())
-            except TimeoutError:
-                filled = True
-        yield f"{LOOPBACK}:{listener.getsockname()[1]}"
-
-
-@pytest.mark.parametrize("hole", [_mute, _full])
-def test_ensemble__black_hole(
-    hole: Callable[[], contextlib.AbstractContextManager[str]], ensemble: Ensemble, configure: Configure
-) -> None:
-    """The first lock comes within the connect timeout though the first of three servers never answers."""
-    with hole() as address:
-        hosts = f"{address},{ensemble.nodes[1].hosts},{ensemble.nodes[2].hosts}"
-        pool = configure(hosts, OPTIONS={"randomize_hosts": False}, CONNECT_TIMEOUT=9)
-        # Or an error says that it has not come in time.
-        zk_lock("k").acquire().release(wait=True)
-        assert pool.close()
-
-
-@pytest.mark.timely("what is left of a lease when its server freezes is enough for another server")
-def test_ensemble__frozen_server(ensemble: Ensemble, configure: Configure) -> None:
-    """A lock is kept when the server behind it freezes: the session moves to another one in time."""
-    follower, other = ensemble.followers()[:2]
-    hosts = f"{follower.hosts},{other.hosts},{ensemble.leader().hosts}"
-    pool = configure(hosts, OPTIONS={"randomize_hosts": False}, SESSION_TIMEOUT=6, CONNECT_TIMEOUT=3)
-    held = zk_lock("k").acquire()
-    session = pool.sessions()[0]
-    assert session.wire.server == follower.hosts
-    before = session.id
-    follower.pause()
-    try:
-        wait_until(lambda: session.epoch and session.connected, 10)
-        held.check()
-        assert session.id == before
-        assert session.wire.server != follower.hosts
-        held.release(wait=True)
-    finally:
-        follower.resume()
-    follower.wait_ready()
-
-
 # What the doctor says of all this.
-
-
-@pytest.fixture
-def diagnose(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Finding]]:
-    """Return a function that gives the doctor's findings by id, Celery's left out."""
-    monkeypatch.setattr(doctor, "sys", SimpleNamespace(modules={}))
-    return lambda: {finding.id: finding for finding in doctor.run("default")}
 
 
 @pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
@@ -708,7 +622,7 @@ def test_doctor__tls(
     papers: Papers,
     configure: Configure,
     request: pytest.FixtureRequest,
-    diagnose: Callable[[], dict[str, Finding]],
+    diagnose: Diagnose,
 ) -> None:
     """Servers are asked over TLS as locks are, and a node of a client's certificate is closed to others."""
     server = request.getfixturevalue("server" if version == "TLSv1.2" else "modern_server")
@@ -717,58 +631,3 @@ def test_doctor__tls(
     assert "standalone" in found["ensemble.server"].found
     for name in ("ensemble.server", "lock.trial", "lock.release", "security.tls", "security.acl", "ensemble.words"):
         assert found[name].level == "ok"
-
-
-def test_doctor__other_authority(
-    server: SecureZooKeeper, papers: Papers, configure: Configure, diagnose: Callable[[], dict[str, Finding]]
-) -> None:
-    """A server that cannot be believed is not asked, and the reason is told."""
-    configure(server.secure_hosts, TLS=papers.tls(CA=str(papers.other_authority.certificate)), CONNECT_TIMEOUT=TIMEOUT)
-    found = diagnose()
-    for name in ("ensemble.server", "lock.trial"):
-        assert found[name].level == "error"
-        assert "certificate verify failed" in found[name].found
-
-
-def test_doctor__plain_port(
-    server: SecureZooKeeper, papers: Papers, configure: Configure, diagnose: Callable[[], dict[str, Finding]]
-) -> None:
-    """TLS to the plain port, and none to the port for TLS, are errors of that server."""
-    configure(f"{NAME}:{server.port}", TLS=papers.tls(), CONNECT_TIMEOUT=TIMEOUT)
-    assert diagnose()["ensemble.server"].level == "error"
-    configure(server.secure_hosts, CONNECT_TIMEOUT=TIMEOUT)
-    assert diagnose()["ensemble.server"].level == "error"
-
-
-def test_doctor__file_is_gone(
-    server: SecureZooKeeper,
-    papers: Papers,
-    configure: Configure,
-    tmp_path: Path,
-    diagnose: Callable[[], dict[str, Finding]],
-) -> None:
-    """A file that is not there is told by the system check, and by each check that needs it."""
-    configure(server.secure_hosts, TLS=papers.tls(CA=str(tmp_path / "no.pem")), CONNECT_TIMEOUT=TIMEOUT)
-    found = diagnose()
-    assert found["settings.checks"].subject == "django_zklock.E002"
-    assert "No such file" in found["ensemble.server"].found
-
-
-def test_doctor__sasl(
-    server: SecureZooKeeper, configure: Configure, diagnose: Callable[[], dict[str, Finding]]
-) -> None:
-    """A client that has proved its name by SASL owns ROOT, and no other client can do anything there."""
-    configure(server.hosts, SASL=SASL, ACL="creator")
-    found = diagnose()
-    assert [found[name].level for name in ("lock.trial", "security.acl", "security.credentials")] == ["ok"] * 3
-
-
-def test_doctor__wrong_password(
-    server: SecureZooKeeper, configure: Configure, diagnose: Callable[[], dict[str, Finding]]
-) -> None:
-    """A wrong password is told, and is not in the text."""
-    configure(server.hosts, SASL=SASL | {"password": "wrong!"}, CONNECT_TIMEOUT=TIMEOUT)
-    found = diagnose()
-    assert found["lock.trial"].level == "error"
-    assert "authentication was refused" in found["lock.trial"].found
-    assert not any("wrong!" in f"{finding}" for finding in found.values())
