@@ -176,9 +176,8 @@ def test_timeout__over_all_deliveries(
 
 
 @pytest.mark.shows("guarantees#that-clocks-are-right", "faults#the-clocks-of-workers-differ")
-@pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["ahead", "behind"])
-def test_timeout__another_clock(open_workshop: Any, ahead: float, key: str) -> None:
-    """A timeout that goes on at a host whose clock differs ends when it is used up: not before, and not never."""
+def test_timeout__another_clock(open_workshop: Any, key: str) -> None:
+    """A timeout that goes on at a host whose clock is ahead ends when it is used up, and not before."""
     with open_workshop(
         concurrency=1,
         session_timeout=SESSION_TIMEOUT,
@@ -195,7 +194,7 @@ def test_timeout__another_clock(open_workshop: Any, ahead: float, key: str) -> N
         ]
         workshop.wait_count(key, 3)
         broker_audit.consume(workshop, first, wanted=False)
-        second = workshop.start(environment={"WORKSHOP_AHEAD": str(ahead)})
+        second = workshop.start(environment={"WORKSHOP_AHEAD": str(HOUR)})
         patient, bounded = tasks
         wait_until(lambda: "event=given_back" in second.log.read_text(), TIMEOUT, "the second worker has waited too")
         assert type(workshop.outcome(bounded)).__name__ == "LockTimeout"

@@ -15,7 +15,7 @@ from django_zklock import LockTimeout
 from django_zklock.contrib.celery.gate.run import MAX_READY
 from django_zklock.zk.lock import Lock
 from tests.integration.celery import broker_audit
-from tests.integration.celery.broker_audit import BROKERS, TIMEOUT
+from tests.integration.celery.broker_audit import TIMEOUT
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.threads import Runner
 from tests.toolbox.timing import scaled, wait_until
@@ -212,16 +212,12 @@ def test_body_in_a_thread__runs(open_workshop: Any, key: str) -> None:
         broker_audit.assert_as_before(workshop, key, prefetch=10, slots=1)
 
 
-@pytest.mark.parametrize("broker_name", BROKERS)
-def test_limit_of_the_prefetch_count__unrelated_tasks_run(
-    open_workshop: Any, request: pytest.FixtureRequest, broker_name: str, key: str
-) -> None:
+def test_limit_of_the_prefetch_count__unrelated_tasks_run(open_workshop: Any, key: str) -> None:
     """`worker_eta_task_limit` stops no unrelated task while others wait, and the prefetch count is restored."""
     environment = broker_audit.settings(CELERY_WORKER_ETA_TASK_LIMIT=8) | {"WORKSHOP_PREFETCH": "2"}
     with open_workshop(
         concurrency=2,
         session_timeout=SESSION_TIMEOUT,
-        rabbitmq=broker_audit.broker_of(request, broker_name),
         environment=environment,
     ) as workshop:
         workshop.other_client.take(key)

@@ -36,7 +36,10 @@ def sum_of(notes: list[dict[str, Any]]) -> Counter[tuple[str, str | None]]:
 
 @pytest.mark.parametrize(("pool", "gate"), [("prefork", True), ("prefork", False), ("threads", True)])
 def test_worker__counts_once(open_workshop: Any, key: str, pool: str, gate: bool) -> None:
-    """Each lock of a task is counted once, in the process where the body runs, and not in the one that holds it."""
+    """Each lock of a task is counted once, in the process where the body runs, and not in the one that holds it.
+
+    One that is lost is counted as lost once, and no longer as held, in all processes together.
+    """
     with open_workshop(pool=pool, gate=gate, concurrency=4, options=MEASURED) as workshop:
         workshop.other_client.take(key)
         waiting = [workshop.send("shared_below", key) for _ in range(3)]
@@ -48,35 +51,28 @@ def test_worker__counts_once(open_workshop: Any, key: str, pool: str, gate: bool
             workshop.result(task)
         # It acquires its own lock again, which is not counted, and one with a plain key.
         workshop.result(workshop.send("nest", key))
+        lost = workshop.send("hold_interruptibly", key, f"{key}:gate")
+        workshop.entered(f"{key}:gate")
+        workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
+        assert type(workshop.outcome(lost)).__name__ == "LockLost"
         main_process = workshop.worker.pid
         notes = stop(workshop)
         assert sum_of(notes) == {
-            ("zklock.acquisitions", "{key}"): 4,
+            ("zklock.acquisitions", "{key}"): 5,
             ("zklock.acquisitions", None): 1,
             ("zklock.contentions", "{key}"): 4,
             # The task that gave up, and the task that was skipped.
             ("zklock.refusals", "{key}"): 2,
+            ("zklock.losses", "{key}"): 1,
             ("zklock.active_holds", "{key}"): 0,
             ("zklock.active_holds", None): 0,
-            ("zklock.wait.duration", "{key}"): 4,
+            ("zklock.wait.duration", "{key}"): 5,
             ("zklock.wait.duration", None): 1,
-            ("zklock.hold.duration", "{key}"): 4,
+            ("zklock.hold.duration", "{key}"): 5,
             ("zklock.hold.duration", None): 1,
         }
         (main,) = [note for note in notes if note["pid"] == main_process]
         assert bool(main["counts"]) == (pool == "threads")
-
-
-def test_worker__counts_a_loss_once(open_workshop: Any, key: str) -> None:
-    """A lock that the main process loses is counted as lost once, and no longer as held, in all processes together."""
-    with open_workshop(concurrency=1, options=MEASURED) as workshop:
-        task = workshop.send("hold_interruptibly", key, f"{key}:gate")
-        workshop.entered(f"{key}:gate")
-        workshop.delete(f"{workshop.pool.path(key)}/{workshop.nodes(key)[0]}")
-        assert type(workshop.outcome(task)).__name__ == "LockLost"
-        # Adding counters leaves out those that are zero now: the active holds.
-        names = ("acquisitions", "losses", "hold.duration", "wait.duration")
-        assert +sum_of(stop(workshop)) == {(f"zklock.{name}", "{key}"): 1 for name in names}
 
 
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
