@@ -1,14 +1,13 @@
-"""Tasks at the gate with canvas, rate limits, priorities, new children, and in workers of every kind."""
+"""Tasks at the gate with a chord, calls of others, rate limits and new children, and in a worker without the app."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from celery import Celery, chain, chord
+from celery import Celery, chord
 from celery.canvas import Signature
 
 from tests.toolbox.celery.workshop import Sent
@@ -65,20 +64,6 @@ def reserved(workshop: Any) -> set[str]:
 # Canvas.
 
 
-def test_chain__each_under_its_lock(workshop: Any, canvas: Canvas, key: str) -> None:
-    """The tasks of a chain wait one after the other, and each gets the result of its predecessor."""
-    workshop.other_client.take(key)
-    (sent,) = canvas.send(chain(canvas.task("carry", [], key), canvas.task("carry", key), canvas.task("carry", key)))
-    workshop.wait_count(key, 2)
-    assert workshop.result(workshop.send("idle"))["key"] is None
-    workshop.wait_count(key, 2)
-    workshop.other_client.release(key)
-    steps = workshop.result(sent)
-    assert [step["key"] for step in steps] == [key] * 3
-    assert [step["token"] for step in steps] == sorted({step["token"] for step in steps})
-    workshop.wait_empty(key)
-
-
 def test_chord__body_after_a_locked_header(workshop: Any, canvas: Canvas, key: str) -> None:
     """The body of a chord joins the queue when the whole header is done, and gets its results, including skips."""
     workshop.other_client.take(key)
@@ -105,7 +90,7 @@ def test_call__inside_of_a_task(workshop: Any, key: str) -> None:
     workshop.wait_empty(f"{key}:other")
 
 
-# Order and rate.
+# Rate.
 
 
 def test_rate_limit__counts_once(workshop: Any, key: str) -> None:
@@ -126,28 +111,6 @@ def test_rate_limit__counts_once(workshop: Any, key: str) -> None:
     workshop.worker.stop()
     workshop.worker.start()
     assert workshop.result(second)["key"] == key
-
-
-def test_priority__kept_past_what_waits(workshop: Any, key: str) -> None:
-    """A waiting task of the highest priority delays no other task; the others run in the order of their priorities."""
-    workshop.other_client.take(key)
-    waiting = workshop.send("shared_below", key, priority=0)
-    workshop.wait_count(key, 2)
-    assert workshop.result(workshop.send("idle", priority=9))["key"] is None
-    workshop.send("idle", f"{key}:gate", priority=9)
-    workshop.entered(f"{key}:gate")
-    filler = workshop.send("idle", priority=9)
-    wait_until(lambda: filler.id in reserved(workshop), SOON, "the window is full")
-    sent = {each: workshop.send("contend", f"{key}:{each}", f"{key}:run", priority=each) for each in (9, 3, 6, 0)}
-    ids = {task.id for task in sent.values()}
-    workshop.let_go(f"{key}:gate")
-    for task in sent.values():
-        workshop.result(task)
-    # Each then joins a queue of its own, and the order of ZooKeeper's replies decides which one runs first.
-    received = re.findall(r"contend\[(\S+)\] received", workshop.worker.log.read_text())
-    assert [each for each in received if each in ids] == [sent[each].id for each in (0, 3, 6, 9)]
-    workshop.other_client.release(key)
-    assert workshop.result(waiting)["key"] == key
 
 
 # New children.
