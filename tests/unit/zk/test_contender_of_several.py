@@ -387,6 +387,9 @@ def test_reply_lost__search_refused(script: Script, refused: int, caplog: pytest
     assert (several.state, script.asked, script.listeners) == (State.GONE, [], {})
     assert caplog.text.count("event=leave_refused") == 1
     assert script.used == len(PATHS)
+    gone: list[None] = []
+    several.when_deleted(lambda: gone.append(None))
+    assert gone == []
 
 
 def test_reply_lost__found_and_not_to_be_deleted(script: Script, caplog: pytest.LogCaptureFixture) -> None:

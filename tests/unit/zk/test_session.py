@@ -244,6 +244,9 @@ def test_beat__connection_lost(session: Session, monkeypatch: pytest.MonkeyPatch
     session.on_suspended()
     assert session.to_watch == {}
     requests.sent.clear()
+    # One that was due meanwhile.
+    session._beat()
+    assert requests.sent == []
     session.connected = True
     session._beat()
     requests.answer("sync")
