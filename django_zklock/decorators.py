@@ -75,6 +75,7 @@ class _Options(TypedDict, total=False):
     on_lost: OnLost
     template: str | None
     atomic: bool | str
+    unique_until: Literal["start"] | None
 
 
 Key: TypeAlias = str | Sequence[str] | Callable[..., Any]
@@ -123,6 +124,7 @@ def zk_locked(
     on_unavailable: OnUnavailable = "raise",
     template: str | None = None,
     atomic: bool | str = False,
+    unique_until: Literal["start"] | None = None,
     **unknown: Never,
 ) -> Any:
     """Decorate a function, coroutine function, method, ``BaseCommand`` class, Celery task or Django task.
@@ -172,6 +174,12 @@ def zk_locked(
     the function rolls it back, unless ``on_lost`` is ``"ignore"``. Where that database has a transaction already, the
     call raises ``LockInTransaction``. Without ZooKeeper, ``on_unavailable="run"`` runs the transaction too.
 
+    ``unique_until="start"`` (Celery only) does not send a call while another one of the task that will run the same
+    (equal as for ``"coalesce"``, and to the same queue) is sent and has not begun: ``delay`` and ``apply_async`` return
+    the result object of that one. A call that asks for a message of its own, such as one with a countdown, ``expires``
+    or a callback, is sent, and so is every call without ZooKeeper. ``on_unavailable="run"`` cannot go with it: a body
+    would begin while calls still count on it.
+
     The lock of a view is kept until its response is rendered, or its content has ended. A call raises ``TypeError`` if
     its result would run after the release, such as a generator or a coroutine.
 
@@ -195,6 +203,11 @@ def zk_locked(
     if atomic == "":
         raise ValueError("atomic must be True, False or the name of a database, got an empty text")
     decided = _policy("on_conflict", on_conflict, get_args(ConflictPolicy))
+    if _choice("unique_until", unique_until, (None, "start")) and on_unavailable == "run":
+        raise ValueError(
+            'unique_until="start" cannot go with on_unavailable="run": a body would begin, without ZooKeeper, while '
+            "calls that were not sent still count on it"
+        )
     if timeout is UNSET:
         timeout = None if decided in ("wait", "coalesce") else 0
     how = functools.partial(
@@ -207,6 +220,7 @@ def zk_locked(
         on_lost=_choice("on_lost", on_lost, get_args(OnLost)),
         on_unavailable=_policy("on_unavailable", on_unavailable, get_args(UnavailablePolicy), like=decided),
         atomic=DEFAULT_DB_ALIAS if atomic is True else str(atomic) if atomic else None,
+        unique_until=unique_until,
     )
     is_meant_for_all = template is not None or mode != "exclusive" or limit is not None
     return Locked(key, paths.check_template(template), how, needs_field=not is_meant_for_all)
@@ -257,6 +271,8 @@ class Locked:
 
     def _lock_class(self, target: Any) -> None:
         celery = _celery()
+        if issubclass(target, BaseCommand) and self.make_call.keywords["unique_until"] is not None:
+            raise TypeError(f'unique_until="start" is for tasks of Celery, and {target.__qualname__} is a command')
         if issubclass(target, BaseCommand):
             target.handle = self.wrap(target.handle, is_handle=True)
         elif celery is not None and celery.is_task_class(target):

@@ -13,7 +13,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from django.core.management.base import BaseCommand
 from django.db import transaction
@@ -84,6 +84,13 @@ terminate_hooks: list[Callable[[], Callable[[], None] | None]] = []
 The first function that a hook returns is used. It is called from a background thread, and ends more than the call.
 """
 
+begin_hooks: list[Callable[[float], bool]] = []
+"""Hooks for a call with ``unique_until`` that is about to begin its body, or to be refused.
+
+Each one removes what keeps other calls from being sent, within so many seconds, and returns whether there was any. It
+raises ``ZkLockError`` if it cannot.
+"""
+
 _ATTRIBUTE = "__zklock_call__"
 
 
@@ -107,6 +114,7 @@ class LockedCall:
     template: str
     atomic: str | None = None
     plain_fields: frozenset[str] = frozenset()
+    unique_until: Literal["start"] | None = None
     # The function is the `handle` of a command if its first argument is a command.
     is_handle: bool = False
 
@@ -145,6 +153,8 @@ class LockedCall:
         try:
             outcome = offer.take(caller) if offer is not None else Undecided()
             held, refusal = self._acquire(lock, outcome.timeout) if isinstance(outcome, Undecided) else outcome
+            if self.unique_until is not None:
+                held, refusal = self._end_mark(lock, held, refusal, began)
             if refusal is not None and not self._may_run_unprotected(refusal):
                 waited = monotonic() - began + (offer.waited if offer is not None else 0.0)
                 for signal, facts in self._refusal_signals(lock, refusal, waited):
@@ -250,6 +260,27 @@ class LockedCall:
             except (LockTimeout, LockConflict, ZooKeeperUnavailable) as error:
                 if not retries.should_retry(error):
                     return None, error
+
+    def _end_mark(self, lock: Lock, held: Held | None, refusal: ZkLockError | None, began: float) -> Outcome:
+        """Let calls be sent again before the body begins, or before a refusal counts; return the outcome then."""
+        if refusal is not None and self.keeps_mark(refusal):
+            return held, refusal
+        try:
+            had_mark = any(hook(lock.pool.options.connect_timeout) for hook in begin_hooks)
+        except ZooKeeperUnavailable as error:
+            if held is not None:
+                held.release()
+            return None, error
+        if refusal is None or not had_mark:
+            return held, refusal
+        # The refusal may be older than the last call that was not sent for this one.
+        rest = None if self.timeout is None else max(0.0, self.timeout - (monotonic() - began))
+        return self._acquire(lock, rest)
+
+    def keeps_mark(self, refusal: ZkLockError) -> bool:
+        """Whether the message of a refused task keeps its mark: it comes back, or the mark cannot be removed now."""
+        sends_again = getattr(self._policy_for(refusal), "sends_again", False)
+        return sends_again or isinstance(refusal, ZooKeeperUnavailable)
 
     def lock(
         self, key: str | Sequence[str], alias: str, work: Callable[[], Work | None], *, may_expire: bool = False

@@ -23,6 +23,8 @@ Every signal is sent with ``sender`` (the class :class:`~django_zklock.zk.lock.L
 ``dropped`` (``task``, ``id``)
     A Celery worker has released the lock of a task that Celery dropped, as it does when it loses the broker, which
     delivers the task again. Sent in the worker's main process.
+``not_sent`` (``task``, ``id``)
+    A call of a Celery task was not sent, because the message ``id`` waits for the same run (``unique_until="start"``).
 
 If a task is cancelled while receivers handle an asynchronous acquisition or release, the cancellation waits for them.
 
@@ -50,6 +52,7 @@ revoked = Signal()
 refused = Signal()
 skipped = Signal()
 dropped = Signal()
+not_sent = Signal()
 
 
 # The running tasks that send signals, by hold. Event loops have only weak references to tasks.

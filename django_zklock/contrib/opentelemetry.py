@@ -35,6 +35,7 @@ _COUNTERS = {
     signals.refused: ("zklock.refusals", "{call}", "Calls of decorated functions that did not get their lock."),
     signals.lost: ("zklock.losses", "{loss}", "Locks that were lost while they were held."),
     signals.revoked: ("zklock.revocations", "{revocation}", "Holders that were asked to release."),
+    signals.not_sent: ("zklock.not_sent", "{call}", "Calls of tasks that were not sent, because one waits already."),
     signals.dropped: ("zklock.drops", "{task}", "Locks of tasks that Celery dropped, released by the worker."),
 }
 _SIGNALS = (*_COUNTERS, signals.released)

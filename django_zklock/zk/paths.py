@@ -19,6 +19,8 @@ BEAT_RECORD = "sent"
 # Beside the nodes of all locks: what was done to them, by `django_zklock.zk.ops.trail`. No key has this name, because
 # after escaping "%" is followed by two hex digits or by "~".
 TRAIL = "%trail"
+# And beside them too: which calls of tasks are sent and have not begun, by `django_zklock.zk.ops.sent`.
+SENT = "%sent"
 MAX_KEY_BYTES = 1024
 MAX_NAME_BYTES = 200
 PREFIX_BYTES = 140

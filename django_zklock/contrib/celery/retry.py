@@ -6,7 +6,7 @@ import logging
 import random
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 from celery.exceptions import Retry
 
@@ -45,6 +45,9 @@ class RetryLater:
     max_wait: float | timedelta = 3600.0
     delay: float = 1.0
     max_delay: float = 60.0
+
+    # The message waits for its run as before, and keeps its mark (``unique_until``).
+    sends_again: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not seconds(self.max_wait, "max_wait") or self.delay <= 0 or self.max_delay < self.delay:

@@ -20,7 +20,9 @@ from celery.signals import task_prerun
 from django.db import connections as databases
 from django.utils.functional import Promise
 
+from django_zklock import locked_call
 from django_zklock.api import resolvers
+from django_zklock.contrib.celery import unique
 from django_zklock.contrib.celery.internals.tasks import (
     autoretry_options,
     body_attribute,
@@ -163,8 +165,16 @@ def _lock_once(wrap: Wrap) -> Callable[[Any], None]:
 def _check_when_sent(task: Any) -> None:
     # A class with a method of its own may send other arguments than it is called with.
     kind = type(task)
-    if kind.apply_async is Task.apply_async:
-        task.apply_async = types.MethodType(_apply_async, task)
+    call, _own = outermost_lock(task)
+    is_unique = call is not None and call.unique_until is not None
+    if is_unique:
+        unique.notice_end(task)
+    if kind.apply_async is not Task.apply_async:
+        if is_unique:
+            text = "event=not_unique task=%s reason='its class has an apply_async() of its own' consequence=always_sent"
+            logger.warning(text, task.name)
+    else:
+        task.apply_async = types.MethodType(_apply_async_once if is_unique else _apply_async, task)
         for method in (_delay_on_commit, _apply_async_on_commit):
             name = method.__name__[1:]
             if getattr(kind, name, None) is getattr(DjangoTask, name):
@@ -175,6 +185,15 @@ def _apply_async(task: Any, args: Any = None, kwargs: Any = None, *rest: Any, **
     """Send ``task``; raise ``ValueError`` if a value that its key needs is missing in these arguments."""
     _reject_missing(task, tuple(args or ()), dict(kwargs or {}))
     return type(task).apply_async(task, args, kwargs, *rest, **options)
+
+
+def _apply_async_once(task: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+    """Send ``task``, unless a call that will run the same is sent and has not begun."""
+    _reject_missing(task, tuple(args or ()), dict(kwargs or {}))
+    call, own = outermost_lock(task)
+    if call is None or any(each is not None for each in rest):
+        return type(task).apply_async(task, args, kwargs, *rest, **options)
+    return unique.send(task, call, own, (args, kwargs), options)
 
 
 # Within the transaction, which an error rolls back. After the commit it would cost the messages that come after it.
@@ -231,6 +250,12 @@ def running_task() -> Any:
     if task is None or task.request.called_directly or task.request.is_eager:
         return None
     return registered(task)
+
+
+def end_mark_of_running_task(timeout: float) -> bool:
+    """Remove the mark of the message of the task that runs here; see :func:`.unique.end_mark`."""
+    task = running_task()
+    return task is not None and unique.end_mark(task.request, timeout)
 
 
 def outermost_lock(task: Any) -> tuple[LockedCall | None, tuple[Any, ...]]:
@@ -319,8 +344,11 @@ def install() -> None:
     """Register the resolver of the holder once, and exclude conflicts from the retries of tasks."""
     if current_task_work not in resolvers:
         resolvers.append(current_task_work)
+    if end_mark_of_running_task not in locked_call.begin_hooks:
+        locked_call.begin_hooks.append(end_mark_of_running_task)
     on_app_finalize(_on_finalize)
     task_prerun.connect(_exclude_from_autoretry, dispatch_uid="django_zklock.task", weak=False)
+    unique.install()
 
 
 def _exclude_from_autoretry(sender: Any, **_facts: Any) -> None:

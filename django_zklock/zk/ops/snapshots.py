@@ -257,7 +257,7 @@ def list_names(pool: Pool, *, timeout: float | None) -> list[str]:
         return names
 
     names = scripts.run(session, script, action=f"list {root}", timeout=timeout)
-    return sorted(name for name in names if name != paths.TRAIL)
+    return sorted(name for name in names if name not in {paths.TRAIL, paths.SENT})
 
 
 def list_queues(pool: Pool, names: Sequence[str], *, timeout: float | None) -> list[LockSnapshot]:

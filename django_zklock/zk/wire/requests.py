@@ -294,6 +294,12 @@ class Requests(ABC):
             changes.append(Delete(self._chroot + delete[0], delete[1]))
         self._transact(changes, reply)
 
+    def replace(self, deleted: Sequence[str], created: Sequence[tuple[str, bytes]], reply: Reply) -> None:
+        """Delete nodes of any version, then create persistent ones with their data, in these orders: all or nothing."""
+        deletions = [Delete(self._chroot + path, -1) for path in deleted]
+        creations = [Create(self._chroot + path, data, self.acl, 0) for path, data in created]
+        self._transact([*deletions, *creations], reply)
+
     def _transact(self, requests: list[Any], reply: Reply) -> None:
         """Do all or nothing; the reply has the outcome of each, or the error of the one that failed."""
 

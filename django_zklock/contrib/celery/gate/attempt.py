@@ -9,6 +9,7 @@ from functools import partial
 from celery.worker.request import Request
 
 from django_zklock.conflict import AcquireRetries
+from django_zklock.contrib.celery import unique
 from django_zklock.contrib.celery.gate.acquisition import GateAcquisition
 from django_zklock.contrib.celery.gate.request import RequestRecord, Workplace
 from django_zklock.contrib.celery.gate.states import ASKING, Effect, Event, Phase, Verdict
@@ -16,6 +17,7 @@ from django_zklock.exceptions import ZkLockError
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.node_data import Work
+from django_zklock.zk.ops.sent import Mark, Removal
 from django_zklock.zk.waiting import monotonic
 
 logger = logging.getLogger("django_zklock.celery")
@@ -37,6 +39,12 @@ class AskingRequest(RequestRecord):
         super().__init__(gate, request, call, lock)
         self._retries = AcquireRetries(lock, call.timeout, Work(kind="task", name=request.task.name, id=request.id))
         self._is_retry = False
+        self._call = call
+        # The mark of the message, until it is removed (``unique_until``); what removes it; whether to ask again then.
+        found = unique.mark_in(request.message.headers, request.id)
+        self._mark: Mark | None = None if found is None else found[1]
+        self._removal: Removal | None = None
+        self._asks_again = False
 
     def ask(self) -> None:
         """Ask for the lock: it is the turn of this request among all that wait for a slot, or will be soon."""
@@ -70,23 +78,54 @@ class AskingRequest(RequestRecord):
         """Return whether the lock is granted or refused; one that was lost is acquired again."""
         attempt = self.attempt
         assert attempt is not None, "the request has asked"
-        if self.refusal is not None or attempt.granted:
+        if self.refusal is not None:
             return True
-        if attempt.expired:
+        if self._asks_again and self._mark is not None:
+            return self._has_no_mark()
+        if attempt.expired or self._asks_again:
+            self._asks_again = False
             self._start_attempt()
         else:
             try:
-                if attempt.poll():
-                    return True
+                if attempt.granted or attempt.poll():
+                    return self._has_no_mark()
             except ZkLockError as error:
-                if not self._retries.should_retry(error):
+                if self._retries.should_retry(error):
+                    self._is_retry = True
+                    self._start_attempt()
+                elif self._mark is not None and not self._call.keeps_mark(error):
+                    # The refusal may be older than the last call that was not sent for this one.
+                    self._asks_again = True
+                    return self._has_no_mark()
+                else:
                     self.refusal = error.with_traceback(None)
                     return True
-                self._is_retry = True
-                self._start_attempt()
         if self.phase is Phase.DECIDED:
             self.happen(Event.LOST)
         return False
+
+    def _has_no_mark(self) -> bool:
+        """Whether other calls are sent again; if not, their mark is being removed, and this request is looked at then.
+
+        No body begins before, and no refusal counts.
+        """
+        if self._mark is None:
+            return True
+        if self._removal is None and self.attempt is not None:
+            self._removal = Removal(self.attempt.contender.session, self._mark, self._on_removed)
+            self._removal.start()
+        return False
+
+    def _on_removed(self, error: Exception | None) -> None:
+        # On the session's threads.
+        if error is None:
+            self._mark = None
+        elif isinstance(error, ConnectionError):
+            # The session was closed, and with it the attempt has ended.
+            self._removal = None
+        else:
+            self.refusal = ZkLockError(f"the mark of task {self.request.id} cannot be removed: {error!r}")
+        self._on_change()
 
     def _on_change(self) -> None:
         # On the session's threads.
@@ -109,7 +148,7 @@ class AskingRequest(RequestRecord):
             if decided and before is not Phase.DECIDED:
                 effects = self.happen(Event.GRANTED if self.refusal is None else Event.REFUSED)
             elif before is Phase.JOINING:
-                if contender.wait and contender.answered and contender.session.connected:
+                if self._removal is None and contender.wait and contender.answered and contender.session.connected:
                     effects = self.happen(Event.BLOCKED)
                 elif monotonic() - self.moved >= MAX_JOINING:
                     # In an outage of ZooKeeper the slots pace the requests, as without the gate.

@@ -22,6 +22,7 @@ from django_zklock.contrib.celery.gate.states import IN_POOL, RUN_GRANTED, UNCLA
 from django_zklock.contrib.celery.gate.ticket import HEADER, Ticket
 from django_zklock.contrib.celery.internals import pool, worker
 from django_zklock.contrib.celery.internals.tasks import keep_headers
+from django_zklock.contrib.celery.unique import HEADER as SENT
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.contender import Contender
 from django_zklock.zk.lock import Lock
@@ -64,6 +65,8 @@ class GateRequest(AskingRequest):
                     self.cell = ParentCell(self.gate.scoreboard, self.hold_id, self.attempt.contender)
                 except IndexError:
                     effects = self._fall_back(Event.UNSERVED, logger.error, "event=scoreboard_full")
+            if self._mark is None:
+                self.request.request_dict.pop(SENT, None)
             if self.verdict is not Verdict.IN_SLOT or self.deadline is not None:
                 keep_headers(self.request.request_dict)
                 self.request.request_dict[HEADER] = self._ticket(self.attempt.contender)
