@@ -97,6 +97,7 @@ class Workshop:
         from celery import Celery
 
         self.zookeeper = zookeeper
+        self.has_gate = gate
         # The observer always uses the real server.
         hosts = (server or zookeeper).hosts
         self.session_timeout = scaled(session_timeout)

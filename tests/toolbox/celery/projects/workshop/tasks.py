@@ -153,6 +153,39 @@ def coalesce(key: str) -> dict[str, Any]:
     return facts()
 
 
+# Calls that are not sent while one waits. Tests send these themselves, see tests/integration/celery/test_unique.py.
+
+
+@shared_task
+@zk_locked("{key}", unique_until="start")
+def once(key: str, gate: str) -> dict[str, Any]:
+    return stay(gate)
+
+
+@shared_task(acks_late=True, reject_on_worker_lost=True)
+@zk_locked("{key}", unique_until="start")
+def once_late(key: str, gate: str) -> dict[str, Any]:
+    return stay(gate)
+
+
+@shared_task
+@zk_locked("{key}", unique_until="start", on_conflict="skip", on_unavailable="skip")
+def once_or_skip(key: str, gate: str) -> dict[str, Any]:
+    return stay(gate)
+
+
+@shared_task
+@zk_locked("{key}", unique_until="start", on_conflict="coalesce")
+def once_or_coalesce(key: str, gate: str) -> dict[str, Any]:
+    return stay(gate)
+
+
+@shared_task
+@zk_locked("{key}", unique_until="start", on_conflict=RetryLater(max_wait=60, delay=0.2, max_delay=0.5))
+def once_or_later(key: str, gate: str) -> dict[str, Any]:
+    return stay(gate)
+
+
 def _made_by_a_factory(number: int) -> Any:
     @shared_task(name=f"workshop.tasks.made{number}")
     @zk_locked("{key}", on_conflict="coalesce")
