@@ -19,8 +19,9 @@ from django_zklock.conf import DEFAULT_ALIAS, did_you_mean
 from django_zklock.connections import connections
 from django_zklock.exceptions import NotHeld
 from django_zklock.zk import paths
-from django_zklock.zk.ops import actions, snapshots, trail
+from django_zklock.zk.ops import actions, sent, snapshots, trail
 from django_zklock.zk.ops.search import COLUMNS, KINDS, STATES, LockFilter, Ordering, Search
+from django_zklock.zk.ops.sent import SentCall
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 from django_zklock.zk.ops.trail import Action
 from django_zklock.zk.pool import Pool
@@ -31,11 +32,14 @@ __all__ = [
     "LockSnapshot",
     "QueueEntry",
     "Search",
+    "SentCall",
     "break_lock",
     "find_locks",
     "lock_history",
     "prune_queues",
+    "prune_sent",
     "revoke_lock",
+    "sent_calls",
     "show_lock",
 ]
 
@@ -146,6 +150,34 @@ def prune_queues(
     for names in actions.find_idle(pool, timeout=limit):
         gone = names if dry_run else actions.prune(pool, names, timeout=limit)
         yield from map(paths.display_key, gone)
+
+
+def sent_calls(
+    key: str | None = None, *, using: str = DEFAULT_ALIAS, timeout: Timeout | Unset = UNSET
+) -> list[SentCall]:
+    """Return the calls of tasks with ``unique_until`` that are sent and have not begun, all or those of one lock.
+
+    Takes and raises what :func:`show_lock` does.
+    """
+    pool = connections[using]
+    return [call for call in sent.find(pool, timeout=_seconds(pool, timeout)) if key in {None, call.key}]
+
+
+def prune_sent(
+    *, everything: bool = False, dry_run: bool = False, using: str = DEFAULT_ALIAS, timeout: Timeout | Unset = UNSET
+) -> list[SentCall]:
+    """Remove the marks of calls that may be lost, and return these calls: the next one of each is sent.
+
+    With ``everything`` the marks of all calls, for example when the broker has been purged: a call whose message is
+    still there may be sent once more. With ``dry_run`` they are only found. Takes and raises what :func:`show_lock`
+    does.
+    """
+    pool = connections[using]
+    limit = _seconds(pool, timeout)
+    calls = [call for call in sent.find(pool, timeout=limit) if everything or call.state == "stale"]
+    if not dry_run:
+        sent.prune(pool, calls, timeout=limit)
+    return calls
 
 
 def _check_choice(name: str, value: str, known: Collection[str]) -> None:

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from django_zklock.zk.formatting import escape_controls
+from django_zklock.zk.ops.sent import SentCall
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 from django_zklock.zk.ops.trail import Action
 
@@ -55,6 +56,11 @@ def serialize_action(alias: str, action: Action) -> dict[str, Any]:
     """Return one action of the trail."""
     values = {name: value for name, value in vars(action).items() if name not in {"at", "id", "lock"}}
     return {"alias": alias, "time": action.at} | values
+
+
+def serialize_sent(alias: str, call: SentCall) -> dict[str, Any]:
+    """Return one call that is sent and has not begun."""
+    return {"alias": alias, "state": call.state} | {name: value for name, value in vars(call).items() if name != "path"}
 
 
 def end_command(entry: QueueEntry) -> str | None:

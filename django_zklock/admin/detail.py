@@ -36,7 +36,7 @@ from django_zklock.conf import DEFAULT_ALIAS
 from django_zklock.models import Lock
 from django_zklock.serializers import end_command, kill_command
 from django_zklock.zk import formatting
-from django_zklock.zk.ops import actions, trail
+from django_zklock.zk.ops import actions, sent, trail
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 
 logger = logging.getLogger("django_zklock.admin")
@@ -45,6 +45,7 @@ RESULTS_APP = "django_celery_results"
 # How many actions the page of a lock shows.
 MAX_RECENT = 5
 ACTIONS = {trail.BROKEN: _("broken"), trail.REQUESTED: _("release requested")}
+SENT = {"sent": _("sent"), "unconfirmed": _("maybe not sent"), "stale": _("maybe lost")}
 OUTCOMES = {trail.BROKEN: _("broken"), trail.GONE: _("no longer held"), trail.HOLDS: _("still held")}
 
 
@@ -98,6 +99,16 @@ class TrailRow:
     outcome: Any
 
 
+@dataclass(frozen=True, kw_only=True)
+class SentRow:
+    """A call that is sent and has not begun, as texts."""
+
+    at: datetime
+    task: str
+    saved: int
+    state: Any
+
+
 def trail_of(lock: Lock, reader: AliasReader, limit: int | None = None) -> list[TrailRow]:
     """Return the last actions on ``lock``, the latest first; none if they cannot be read."""
     actions = reader.read(partial(trail.read, lock=lock.name)) or []
@@ -111,6 +122,15 @@ def trail_of(lock: Lock, reader: AliasReader, limit: int | None = None) -> list[
             outcome=OUTCOMES[each.outcome],
         )
         for each in actions[::-1][:limit]
+    ]
+
+
+def sent_of(key: str, reader: AliasReader) -> list[SentRow]:
+    """Return the calls of tasks that are sent and have not begun, for the lock ``key``; none if they cannot be read."""
+    return [
+        SentRow(at=local_time(each.since), task=f"{each.task} [{each.id}]", saved=each.saved, state=SENT[each.state])
+        for each in reader.read(sent.find) or []
+        if each.key == key
     ]
 
 
@@ -139,6 +159,7 @@ def context(lock: Lock) -> dict[str, Any]:
         "last_break": last_break,
         "broken_at": local_time(last_break.at) if last_break else None,
         "trail": trail_of(lock, reader, MAX_RECENT),
+        "sent": sent_of(snapshot.key, reader),
         "foreign": [formatting.escape_controls(name) for name in snapshot.unknown_nodes[:MAX_ENTRIES]],
         "more_foreign": len(snapshot.unknown_nodes) - MAX_ENTRIES,
     }

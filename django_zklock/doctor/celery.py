@@ -6,14 +6,17 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from celery import Task
 from celery.app import app_or_default
 from celery.app.trace import task_has_custom
 
+from django_zklock import operations
 from django_zklock.contrib.celery.gate.gate import is_wanted
 from django_zklock.contrib.celery.internals.delivery import VISIBILITY_TIMEOUT
 from django_zklock.contrib.celery.retry import RetryLater
 from django_zklock.contrib.celery.tasks import hidden_lock, outermost_lock
 from django_zklock.doctor.finding import Examination, Finding
+from django_zklock.exceptions import ZkLockError
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.formatting import abbreviate
 from django_zklock.zk.waiting import DaemonCall, Deadline
@@ -94,6 +97,7 @@ def examine(alias: str, session_timeout: float) -> Iterator[Finding]:
     yield _max_wait(app, visibility)
     yield _delivery_limits(limited)
     yield _session_timeout(session_timeout, tasks, visibility)
+    yield from _unique(app, tasks, alias)
     try:
         replies = DaemonCall(partial(_query_workers, app)).result(Deadline.after(BROKER_TIMEOUT))
     except Exception as error:  # noqa: BLE001 - each transport raises its own errors
@@ -265,6 +269,45 @@ def _session_timeout(session_timeout: float, tasks: Sequence[LockedTask], visibi
             "Set a shorter SESSION_TIMEOUT if waiters cannot wait that long.",
         )
     return examined.ok("no task has a shorter time limit")
+
+
+def _unique(app: Any, tasks: Sequence[LockedTask], alias: str) -> Iterator[Finding]:
+    """Yield findings about tasks whose calls are not sent while one waits, if there are any."""
+    unique = [each for each in tasks if each.call.unique_until is not None]
+    if not unique:
+        return
+    examined = Examination("celery.unique", f"{len(unique)} with unique_until")
+    options = app.conf.broker_transport_options or {}
+    late = [each.task.name for each in unique if type(each.task).apply_async is not Task.apply_async]
+    expiring = [each.task.name for each in unique if each.task.expires is not None]
+    if late or expiring:
+        yield examined.warning(
+            f"each call of these is sent, because of an apply_async() of their own, or because they expire: "
+            f"{abbreviate([*late, *expiring])}",
+            "Remove that, or unique_until.",
+        )
+    elif app.connection_for_write().transport.driver_type == "amqp" and not options.get("confirm_publish"):
+        yield examined.warning(
+            "a message that RabbitMQ loses before it is on its disk, or that a full queue refuses, keeps other calls "
+            "from being sent until CELERY_ZKLOCK_UNIQUE_MAX_AGE is over",
+            'Set CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True}.',
+        )
+    else:
+        yield examined.ok(abbreviate([each.task.name for each in unique]))
+    examined = Examination("celery.sent", "calls that are sent and have not begun")
+    try:
+        calls = operations.sent_calls(using=alias)
+    except ZkLockError as error:
+        yield examined.warning(f"they could not be read: {error}", "See the other findings.")
+        return
+    stale = [f"{call.key} ({call.task})" for call in calls if call.state == "stale"]
+    if stale:
+        yield examined.warning(
+            f"{len(stale)} of {len(calls)} have waited for too long and may be lost: {abbreviate(stale)}",
+            "Check that a worker reads their queues; the next call of each is sent, or manage.py zklock prune.",
+        )
+    else:
+        yield examined.ok(str(len(calls)))
 
 
 def _query_workers(app: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
 
 import pytest
@@ -16,8 +17,8 @@ from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.timing import scaled, wait_until
 from tests.toolbox.zookeeper.observer import Observer
 
-DATA = sent.encode(key="invoice:7", task="bill", function="shop.bill")
 HOUR = 3600.0
+DATA = sent.encode(key="invoice:7", task="bill", max_age=HOUR)
 
 
 @pytest.fixture(autouse=True)
@@ -178,12 +179,16 @@ def test_prune(make_pool: MakePool) -> None:
     send(pool, "second")
 
 
-def test_is_stale() -> None:
+def test_state() -> None:
     """A mark is stale when the next call takes it over."""
-    call = partial(SentCall, key="k", task="t", id="1", since=1000.0, saved=0, path="/p")
-    assert not call(is_confirmed=True).is_stale(HOUR, now=1000 + HOUR)
-    assert call(is_confirmed=True).is_stale(HOUR, now=1001 + HOUR)
-    assert call(is_confirmed=False).is_stale(HOUR, now=1001 + sent.MAX_UNCONFIRMED)
+    states = [
+        SentCall(
+            key="k", task="t", id="1", since=time.time() - age, saved=0, is_confirmed=confirmed, max_age=HOUR, path="/p"
+        ).state
+        for confirmed in (True, False)
+        for age in (0, sent.MAX_UNCONFIRMED + 1, HOUR + 1)
+    ]
+    assert states == ["sent", "sent", "stale", "unconfirmed", "stale", "stale"]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def send(task: Any, call: LockedCall, own: tuple[Any, ...], arguments: tuple[Any
         return publish(**options)
     way = [getattr(options.get(name), "name", options.get(name)) for name in WAY]
     mark = sent.new_mark(lock.pool, celery.uuid(), call.name, task.name, lock.rule, lock.keys, way)
-    found = _claim(task, call, lock, mark)
+    found = _claim(task, lock, mark)
     if found is not None and found != mark.id:
         logger.info("event=not_sent key=%r task=%s waiting=%s", lock.key, task.name, found)
         signals.send(signals.not_sent, **signals.common_arguments(lock), task=task.name, id=found)
@@ -75,11 +75,12 @@ def _is_plain(options: dict[str, Any]) -> bool:
     return given - {"headers"} <= _HARMLESS and set(options.get("headers") or ()) <= _HARMLESS_HEADERS
 
 
-def _claim(task: Any, call: LockedCall, lock: Lock, mark: Mark) -> str | None:
+def _claim(task: Any, lock: Lock, mark: Mark) -> str | None:
     """Return the id of the message that will run this call; ``None`` if it is to be sent without a mark."""
-    data = sent.encode(key=lock.key, task=task.name, function=call.name)
+    limit = max_age(task.app)
+    data = sent.encode(key=lock.key, task=task.name, max_age=limit)
     try:
-        return sent.claim(lock.pool, mark, data, max_age=max_age(task.app))
+        return sent.claim(lock.pool, mark, data, max_age=limit)
     except ZkLockError as error:
         # The mark may exist, and then stays unconfirmed until the body begins.
         logger.warning("event=sent_unmarked task=%s id=%s error=%s", task.name, mark.id, error)

@@ -26,6 +26,7 @@ from django_zklock.management.subcommands import (
     prune,
     revoke,
     run,
+    sent,
     show,
     watch,
 )
@@ -37,11 +38,11 @@ from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN, INTER
 # a terminal and these options and returns the exit code.
 SUBCOMMANDS: Mapping[str, ModuleType] = {
     module.__name__.rpartition(".")[2].rstrip("_"): module
-    for module in (list_, show, watch, history, revoke, break_, prune, doctor, run, manage, migrate, devserver)
+    for module in (list_, show, watch, sent, history, revoke, break_, prune, doctor, run, manage, migrate, devserver)
 }
 
 # These ask, and that there is nothing is an answer. The others do something, or find what is wrong.
-QUESTIONS = {"list", "show", "history"}
+QUESTIONS = {"list", "show", "sent", "history"}
 
 # These take the words after "--" as they are.
 WITH_COMMAND = {"run", "manage", "migrate"}

@@ -20,6 +20,7 @@ from django.core.management.color import Style
 
 from django_zklock.serializers import end_command, kill_command, serialize_lock
 from django_zklock.zk.formatting import abbreviate, escape_controls, format_duration
+from django_zklock.zk.ops.sent import SentCall
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 from django_zklock.zk.ops.trail import Action
 from django_zklock.zk.waiting import monotonic
@@ -125,6 +126,7 @@ LOCK_COLUMNS = ("ALIAS", "KEY", "STATE", "KIND", "HELD", "IN QUEUE", "WAITERS", 
 # At the end, what is copied rather than read: a terminal wraps the row there.
 ENTRY_COLUMNS = ("POSITION", "STATE", "KIND", "HELD", "IN QUEUE", "WAITS FOR", "HOLDER", "SINCE (UTC)", "TOKEN", "NODE")
 ACTION_COLUMNS = ("TIME (UTC)", "ACTION", "KEY", "BY", "HOLDER", "SINCE THEN", "REASON")
+SENT_COLUMNS = ("KEY", "STATE", "SENT", "SAVED", "TASK")
 # Columns that may be cut to fit the terminal.
 ELASTIC = frozenset({"KEY", "HOLDER"})
 # In brackets, as the id of a task; its first digits tell it from others.
@@ -237,6 +239,16 @@ def action_table(actions: Sequence[Action], terminal: Terminal) -> str:
         for each in actions
     ]
     return table(ACTION_COLUMNS, rows, width=None, styles=terminal.styles)
+
+
+def sent_table(calls: Sequence[SentCall], terminal: Terminal) -> str:
+    """Return one row for each call that is sent and has not begun; nothing is cut."""
+    now = time.time()
+    rows = [
+        (each.key, each.state, format_duration(max(0.0, now - each.since)), str(each.saved), f"{each.task} [{each.id}]")
+        for each in calls
+    ]
+    return table(SENT_COLUMNS, rows, width=None, styles=terminal.styles)
 
 
 def several_text(entry: QueueEntry) -> str:

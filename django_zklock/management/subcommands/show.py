@@ -23,11 +23,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(terminal: Terminal, *, key: str, using: str, format: str, **_options: Any) -> int:  # noqa: A002 - the option's
     with _common.as_command_errors():
         pool = connections[using]
-        snapshot = operations.show_lock(key, using=using, timeout=_common.answer_timeout(pool, terminal))
+        timeout = _common.answer_timeout(pool, terminal)
+        snapshot = operations.show_lock(key, using=using, timeout=timeout)
+        calls = operations.sent_calls(key, using=using, timeout=timeout)
     if format == "json":
-        terminal.write(_output.object_json(serializers.serialize_lock(using, snapshot, time.time())))
+        sent = {"sent": [serializers.serialize_sent(using, each) for each in calls]}
+        terminal.write(_output.object_json(serializers.serialize_lock(using, snapshot, time.time()) | sent))
     else:
         terminal.write(_output.queue_table(snapshot, terminal))
-        if snapshot.state == "free":
+        if calls:
+            terminal.write(f"Sent, and not begun:\n{_output.sent_table(calls, terminal)}")
+        elif snapshot.state == "free":
             _common.write_similar(pool, key, terminal)
     return OK if snapshot.holders else FOUND_PROBLEM

@@ -85,10 +85,10 @@ def mark_of(pool: Pool, name: object, id: object) -> Mark | None:  # noqa: A002
     return Mark(f"{pool.options.root}/{paths.SENT}/{name}", id)
 
 
-def encode(**facts: str) -> bytes:
-    """Return the data of the node for what will run, the same for all calls of it."""
-    values = {name: text[:MAX_TEXT] for name, text in facts.items()}
-    return json.dumps({"v": node_data.VERSION, **values}, separators=(",", ":")).encode()
+def encode(*, key: str, task: str, max_age: float) -> bytes:
+    """Return the data of the node for what will run, the same for all calls of it; ``max_age`` is in seconds."""
+    values = {"v": node_data.VERSION, "key": key[:MAX_TEXT], "task": task[:MAX_TEXT], "max_age": max_age}
+    return json.dumps(values, separators=(",", ":")).encode()
 
 
 # The sender.
@@ -208,8 +208,9 @@ class SentCall:
     """A call that is sent and has not begun. ``since`` is when it was sent, in seconds since the Unix epoch.
 
     ``task`` is the name of the task, ``key`` the key of its lock, and ``id`` the id of the message. ``saved`` is how
-    many calls were made since then, most of which were not sent; ``is_confirmed`` is false while it may not have been
-    sent. ``path`` is the path of its node.
+    many calls were made since then; they were not sent, except for those that came before the message was confirmed.
+    ``is_confirmed`` is false while it may not have been sent, and ``max_age`` are the seconds after which it is taken
+    for lost. ``path`` is the path of its node.
     """
 
     key: str
@@ -218,12 +219,15 @@ class SentCall:
     since: float
     saved: int
     is_confirmed: bool
+    max_age: float
     path: str
 
-    def is_stale(self, max_age: float, now: float | None = None) -> bool:
-        """Whether the next call would be sent, and take over its mark; ``now`` is the Unix time."""
-        age = (time.time() if now is None else now) - self.since
-        return age > (max_age if self.is_confirmed else MAX_UNCONFIRMED)
+    @property
+    def state(self) -> str:
+        """``sent``, ``unconfirmed``, or ``stale`` if the next call is sent and takes over its mark."""
+        if time.time() - self.since > (self.max_age if self.is_confirmed else MAX_UNCONFIRMED):
+            return "stale"
+        return "sent" if self.is_confirmed else "unconfirmed"
 
 
 def find(pool: Pool, *, timeout: float | None) -> list[SentCall]:
@@ -255,6 +259,7 @@ def _decode(nodes: Sequence[str], contents: Sequence[Any], children: Sequence[An
         data, stat = content
         values = node_data.load(data[:MAX_BYTES], max_bytes=MAX_BYTES) or {}
         key, task = (escape_controls(str(values.get(fact, ""))[:MAX_TEXT]) for fact in ("key", "task"))
+        max_age = values.get("max_age")
         yield SentCall(
             key=key,
             task=task,
@@ -262,6 +267,7 @@ def _decode(nodes: Sequence[str], contents: Sequence[Any], children: Sequence[An
             since=stat.ctime / 1000,
             saved=stat.version,
             is_confirmed=names[0].startswith(SENT),
+            max_age=float(max_age) if isinstance(max_age, (int, float)) else 0.0,
             path=path,
         )
 
