@@ -9,9 +9,11 @@ from functools import partial
 import pytest
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
+from django_zklock.zk import scripts
 from django_zklock.zk.ops import sent, snapshots
 from django_zklock.zk.ops.sent import Mark, Removal, SentCall
 from django_zklock.zk.pool import Pool
+from django_zklock.zk.scripts import Request, RequestScript
 from tests.toolbox.locks.pools import MakePool
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.timing import scaled, wait_until
@@ -115,6 +117,21 @@ def test_removal__of_another_message(make_pool: MakePool) -> None:
     send(pool, "second")
     remove(pool, "first")
     assert only(pool).id == "second"
+
+
+def test_removal__while_the_sender_confirms(make_pool: MakePool) -> None:
+    """A mark goes that is confirmed between the two requests which remove it."""
+    pool, other = make_pool(), make_pool()
+    assert claim(pool, "first") == "first"
+    session = other.session(mark(other, "first").path)
+
+    def send(request: Request) -> RequestScript[None]:
+        yield [request]
+
+    for request in next(sent.removal(session, mark(other, "first"))) or ():
+        scripts.run(session, partial(send, request), action="delete", timeout=scaled(20))
+        confirm(pool, "first")
+    assert sent.find(pool, timeout=scaled(20)) == []
 
 
 def test_removal__as_soon_as_there_is_a_connection(make_pool: MakePool, observer: Observer) -> None:
