@@ -97,7 +97,10 @@ def examine(alias: str, session_timeout: float) -> Iterator[Finding]:
     yield _max_wait(app, visibility)
     yield _delivery_limits(limited)
     yield _session_timeout(session_timeout, tasks, visibility)
-    yield from _unique(app, tasks, alias)
+    unique = [each for each in tasks if each.call.unique_until is not None]
+    if unique:
+        yield _unique(app, unique)
+        yield _sent(alias)
     try:
         replies = DaemonCall(partial(_query_workers, app)).result(Deadline.after(BROKER_TIMEOUT))
     except Exception as error:  # noqa: BLE001 - each transport raises its own errors
@@ -271,43 +274,42 @@ def _session_timeout(session_timeout: float, tasks: Sequence[LockedTask], visibi
     return examined.ok("no task has a shorter time limit")
 
 
-def _unique(app: Any, tasks: Sequence[LockedTask], alias: str) -> Iterator[Finding]:
-    """Yield findings about tasks whose calls are not sent while one waits, if there are any."""
-    unique = [each for each in tasks if each.call.unique_until is not None]
-    if not unique:
-        return
+def _unique(app: Any, unique: Sequence[LockedTask]) -> Finding:
     examined = Examination("celery.unique", f"{len(unique)} with unique_until")
-    options = app.conf.broker_transport_options or {}
-    late = [each.task.name for each in unique if type(each.task).apply_async is not Task.apply_async]
-    expiring = [each.task.name for each in unique if each.task.expires is not None]
-    if late or expiring:
-        yield examined.warning(
-            f"each call of these is sent, because of an apply_async() of their own, or because they expire: "
-            f"{abbreviate([*late, *expiring])}",
+    always = [
+        each.task.name
+        for each in unique
+        if type(each.task).apply_async is not Task.apply_async or each.task.expires is not None
+    ]
+    if always:
+        return examined.warning(
+            "each call of these is sent, because of an apply_async() of their own, or because they expire: "
+            f"{abbreviate(always)}",
             "Remove that, or unique_until.",
         )
-    elif app.connection_for_write().transport.driver_type == "amqp" and not options.get("confirm_publish"):
-        yield examined.warning(
-            "a message that RabbitMQ loses before it is on its disk, or that a full queue refuses, keeps other calls "
-            "from being sent until CELERY_ZKLOCK_UNIQUE_MAX_AGE is over",
+    options = app.conf.broker_transport_options or {}
+    if app.connection_for_write().transport.driver_type == "amqp" and not options.get("confirm_publish"):
+        return examined.warning(
+            "a message that RabbitMQ refuses, or loses on the way, keeps calls from being sent until "
+            "CELERY_ZKLOCK_UNIQUE_MAX_AGE is over",
             'Set CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True}.',
         )
-    else:
-        yield examined.ok(abbreviate([each.task.name for each in unique]))
-    examined = Examination("celery.sent", "calls that are sent and have not begun")
+    return examined.ok(abbreviate([each.task.name for each in unique]))
+
+
+def _sent(alias: str) -> Finding:
+    examined = Examination("celery.sent", "sent and not begun")
     try:
         calls = operations.sent_calls(using=alias)
     except ZkLockError as error:
-        yield examined.warning(f"they could not be read: {error}", "See the other findings.")
-        return
+        return examined.warning(f"these calls could not be read: {error}", "Correct what the other findings say.")
     stale = [f"{call.key} ({call.task})" for call in calls if call.state == "stale"]
     if stale:
-        yield examined.warning(
-            f"{len(stale)} of {len(calls)} have waited for too long and may be lost: {abbreviate(stale)}",
-            "Check that a worker reads their queues; the next call of each is sent, or manage.py zklock prune.",
+        return examined.warning(
+            f"{len(stale)} of {len(calls)} calls have waited for too long and may be lost: {abbreviate(stale)}",
+            "Check that a worker reads their queues. The next call of each is sent.",
         )
-    else:
-        yield examined.ok(str(len(calls)))
+    return examined.ok(f"{len(calls)} calls")
 
 
 def _query_workers(app: Any) -> dict[str, Any]:

@@ -165,6 +165,7 @@ zk_locked("k", timeout=0.5, on_conflict="raise")
 zk_locked("k", on_conflict="retry", on_unavailable="retry")
 zk_locked("k", on_unavailable=decide)
 zk_locked("k", on_conflict="coalesce", on_lost="terminate")
+zk_locked("k", unique_until="start")
 zk_locked("k", mode="read", on_lost="interrupt")
 zk_locked("k", limit=4)
 zk_locked(["a:{x}", "b:{y}"], mode="write")
@@ -472,6 +473,8 @@ def operate() -> None:
             operations.break_lock(holder, "it hangs", timeout=dt.timedelta(seconds=5))
     assert_type(operations.show_lock("k", timeout=None).state, str)
     assert_type(operations.lock_history(), list[operations.Action])
+    assert_type(operations.sent_calls("k"), list[operations.SentCall])
+    assert_type(operations.prune_sent(everything=True, dry_run=True), list[operations.SentCall])
     for key in operations.prune_queues(dry_run=True):
         assert_type(key, str)
     operations.find_locks(7)  # type: ignore[arg-type]

@@ -153,6 +153,8 @@ def test_unreachable(settings: Settings) -> None:
         lambda: operations.show_lock("k", timeout=0.1),
         lambda: operations.lock_history(timeout=timedelta(seconds=0.1)),
         lambda: [*operations.prune_queues(timeout=0.1)],
+        lambda: operations.sent_calls(timeout=0.1),
+        lambda: operations.prune_sent(timeout=0.1),
     ):
         with pytest.raises(ZooKeeperUnavailable, match=r"within 0\.1 s"):
             ask()

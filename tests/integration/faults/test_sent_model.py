@@ -225,6 +225,10 @@ def server() -> Iterator[ZooKeeperServer]:
         yield server
 
 
+@pytest.mark.shows(
+    "guarantees#a-call-that-is-not-sent-is-followed-by-a-run",
+    "faults#a-sender-or-a-worker-dies-between-two-steps-of-a-call-that-is-not-sent-twice",
+)
 @pytest.mark.parametrize("seed", range(8))
 def test_every_call_is_followed_by_a_run(
     server: ZooKeeperServer, make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, seed: int

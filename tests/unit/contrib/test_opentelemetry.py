@@ -330,6 +330,8 @@ def test_reference__has_every_instrument(
     meter.wait("zklock.losses", 1)
     signals.send(signals.dropped, **signals.common_arguments(held.lock), task="bill", id="1")
     assert meter.count("zklock.drops") == 1
+    signals.send(signals.not_sent, **signals.common_arguments(held.lock), task="bill", id="1")
+    assert meter.count("zklock.not_sent") == 1
     page = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
     documented = re.findall(r"^\| `(zklock\.[\w.]+)` \| ([\w-]+) \| `([^`]+)` \|", page, flags=re.MULTILINE)
     assert sorted(documented) == sorted(

@@ -19,9 +19,13 @@ from django_zklock import doctor, zk_locked
 from django_zklock.contrib.celery import RetryLater
 from django_zklock.doctor import Finding
 from django_zklock.doctor import celery as celery_findings
+from django_zklock.exceptions import ZooKeeperUnavailable
+from django_zklock.zk.ops import sent
+from django_zklock.zk.pool import Pool
 from tests.toolbox.django.findings import by_id
 from tests.toolbox.network.port import LOOPBACK, free_port
 from tests.toolbox.timing import scaled
+from tests.toolbox.zookeeper.any_server import Server
 
 if TYPE_CHECKING:
     from pytest_django import Settings
@@ -65,9 +69,8 @@ def one(name: str, session_timeout: float = SESSION_TIMEOUT) -> Finding:
 
 def add_task(app: Celery, name: str, **options: Any) -> None:
     """Add a locked task to the app; options that Celery does not know are for the lock."""
-    of_lock = {
-        option: options.pop(option) for option in ("on_conflict", "on_lost", "on_unavailable") if option in options
-    }
+    known = ("on_conflict", "on_lost", "on_unavailable", "unique_until")
+    of_lock = {option: options.pop(option) for option in known if option in options}
 
     @app.task(name=name, shared=False, **options)
     @zk_locked("invoice:{number}", using=ALIAS, **of_lock)  # type: ignore[untyped-decorator]
@@ -294,6 +297,62 @@ def test_delivery_limits__of_another_broker(app: Celery) -> None:
     """Other brokers ignore the arguments of a queue."""
     app.conf.task_queues = (Queue("orders", queue_arguments=QUORUM),)
     assert one("celery.delivery-limits").level == "ok"
+
+
+@pytest.fixture
+def shop(settings: Settings, server: Server, root: str) -> Pool:
+    """Return the pool of the alias."""
+    settings.ZKLOCK = {ALIAS: {"HOSTS": server.hosts, "ROOT": root}}
+    return connections[ALIAS]
+
+
+def test_unique(app: Celery, shop: Pool) -> None:
+    """Without a task whose calls are not sent there is no finding about them; then their calls are counted."""
+    add_task(app, "plain")
+    assert not {"celery.unique", "celery.sent"} & set(examine())
+    add_task(app, "once", unique_until="start")
+    found = one("celery.unique")
+    assert (found.level, found.subject, found.found) == ("ok", "1 with unique_until", "once")
+    assert one("celery.sent").found == "0 calls"
+
+
+def test_unique__always_sent(app: Celery, shop: Pool) -> None:
+    """A task that expires, or that has a way to send of its own, is named."""
+
+    class Own(Task):  # type: ignore[type-arg]
+        def apply_async(self, *args: Any, **options: Any) -> Any:
+            return super().apply_async(*args, **options)
+
+    add_task(app, "expires", unique_until="start", expires=60)
+    add_task(app, "own", unique_until="start", base=Own)
+    found = one("celery.unique")
+    assert (found.level, found.found.rpartition(": ")[2]) == ("warning", "expires, own")
+
+
+def test_unique__without_confirmations(app: Celery, shop: Pool) -> None:
+    """RabbitMQ must confirm messages."""
+    app.conf.broker_url = f"amqp://{LOOPBACK}:{free_port()}"
+    add_task(app, "once", unique_until="start")
+    assert one("celery.unique").level == "warning"
+    app.conf.broker_transport_options = {"confirm_publish": True}
+    assert one("celery.unique").level == "ok"
+
+
+def test_sent__stale(app: Celery, shop: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that may be lost is named, and so is an ensemble that cannot be asked."""
+    add_task(app, "once", unique_until="start")
+    data = sent.encode(key="invoice:7", task="once", max_age=-1.0)
+    monkeypatch.setattr(sent, "MAX_ASK", scaled(20))
+    monkeypatch.setattr(sent, "MAX_UNCONFIRMED", -1.0)
+    sent.claim(shop, sent.new_mark(shop, "4711", "once"), data, max_age=-1.0)
+    found = one("celery.sent")
+    assert (found.level, found.found.rpartition(": ")[2]) == ("warning", "invoice:7 (once)")
+
+    def fail(**_options: Any) -> None:
+        raise ZooKeeperUnavailable("no answer")
+
+    monkeypatch.setattr(celery_findings.operations, "sent_calls", fail)
+    assert "could not be read" in one("celery.sent").found
 
 
 @pytest.mark.parametrize(("url", "timeout"), [("redis://127.0.0.1:1", "3600 s"), ("amqp://127.0.0.1:1", "1800 s")])
