@@ -15,7 +15,8 @@ from celery import Celery, Task
 from celery.app import app_or_default
 from kombu import Queue
 
-from django_zklock import doctor, zk_locked
+from django_zklock import doctor, operations, zk_locked
+from django_zklock.connections import connections
 from django_zklock.contrib.celery import RetryLater
 from django_zklock.doctor import Finding
 from django_zklock.doctor import celery as celery_findings
@@ -331,7 +332,7 @@ def test_unique__always_sent(app: Celery, shop: Pool) -> None:
 
 def test_unique__without_confirmations(app: Celery, shop: Pool) -> None:
     """RabbitMQ must confirm messages."""
-    app.conf.broker_url = f"amqp://{LOOPBACK}:{free_port()}"
+    app.conf["broker_url"] = f"amqp://{LOOPBACK}:{free_port()}"
     add_task(app, "once", unique_until="start")
     assert one("celery.unique").level == "warning"
     app.conf.broker_transport_options = {"confirm_publish": True}
@@ -351,7 +352,7 @@ def test_sent__stale(app: Celery, shop: Pool, monkeypatch: pytest.MonkeyPatch) -
     def fail(**_options: Any) -> None:
         raise ZooKeeperUnavailable("no answer")
 
-    monkeypatch.setattr(celery_findings.operations, "sent_calls", fail)
+    monkeypatch.setattr(operations, "sent_calls", fail)
     assert "could not be read" in one("celery.sent").found
 
 
