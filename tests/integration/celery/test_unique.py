@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from kombu import Exchange, Queue
 
-from django_zklock import zk_locked
+from django_zklock import operations, zk_locked
 from django_zklock.contrib.celery import RetryLater, install
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk.ops import sent
+from tests.integration.celery import broker_audit
 from tests.toolbox.brokers.rabbitmq import RabbitMQ
 from tests.toolbox.celery.workshop import OpenWorkshop, Sent, Workshop
 from tests.toolbox.timing import scaled, wait_until
@@ -31,8 +34,8 @@ PLACES = [
     ("redis", "solo", True), ("classic", "prefork", True), ("classic", "prefork", False), ("quorum", "prefork", True),
 ]  # fmt: skip
 OPTIONS: dict[str, dict[str, Any]] = {
-    "once": {}, "once_or_skip": {"on_conflict": "skip"}, "once_or_coalesce": {"on_conflict": "coalesce"},
-    "once_or_later": {"on_conflict": RetryLater()},
+    "once": {}, "once_noted": {}, "once_or_skip": {"on_conflict": "skip"},
+    "once_or_coalesce": {"on_conflict": "coalesce"}, "once_or_later": {"on_conflict": RetryLater()},
 }  # fmt: skip
 
 
@@ -88,10 +91,15 @@ def workshop(request: pytest.FixtureRequest, open_workshop: OpenWorkshop) -> Ite
         environment=environment,
     ) as workshop:
         if broker == "quorum":
-            name, kind = workshop.queue, {"x-queue-type": "quorum"}
-            queue = Queue(name, Exchange(name, type="topic"), routing_key=name, queue_arguments=kind)
-            workshop.sender.conf.task_queues = [queue]
+            declare_quorum(workshop)
         yield workshop
+
+
+def declare_quorum(workshop: Workshop) -> None:
+    """Let senders know the queue of a workshop with quorum queues."""
+    name, kind = workshop.queue, {"x-queue-type": "quorum"}
+    queue = Queue(name, Exchange(name, type="topic"), routing_key=name, queue_arguments=kind)
+    workshop.sender.conf.task_queues = [queue]
 
 
 @pytest.fixture
@@ -246,3 +254,67 @@ def test_outage_of_zookeeper(open_workshop: OpenWorkshop, open_sender: Any, gate
             os.kill(workshop.worker.pid, signal.SIGCONT)
             assert workshop.result(task)["reason"] == "unavailable"
         sender.wait_marks()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["redis", "classic", "quorum"])
+@pytest.mark.parametrize("gate", [True, False], ids=["gate", "slot"])
+def test_storm(
+    open_workshop: OpenWorkshop, open_sender: Any, request: pytest.FixtureRequest, place: str, gate: bool, key: str
+) -> None:
+    """While workers are killed, tasks revoked and connections cut, each call is followed by a run, or is told."""
+    rabbitmq: RabbitMQ | None = None if place == "redis" else request.getfixturevalue("rabbitmq")
+    environment = {"WORKSHOP_QUORUM": "1"} if place == "quorum" else {}
+    if place == "redis":
+        options = broker_audit.redis_options(f"unacknowledged-{key}", scaled(8))
+        environment = broker_audit.settings(CELERY_BROKER_TRANSPORT_OPTIONS=options)
+    chance, calls = random.Random(f"{place}-{gate}"), []
+    with open_workshop(
+        concurrency=2, session_timeout=4, gate=gate, rabbitmq=rabbitmq, environment=environment
+    ) as workshop:
+        if place == "quorum":
+            declare_quorum(workshop)
+        sender = open_sender(workshop)
+        for number in range(120):
+            function = f"{key}-{chance.randrange(2)}"
+            came = time.time()
+            calls.append((function, came, sender.send("once_noted", function)))
+            time.sleep(chance.choice([0, 0.01, 0.05]))
+            if number in {40, 80}:
+                assert workshop.worker is not None
+                workshop.worker.kill()
+                workshop.start()
+            elif number % 17 == 0:
+                workshop.control.revoke(calls[-1][2].id)
+            elif number % 29 == 0:
+                broker_audit.cut(workshop, rabbitmq)
+
+        def unserved() -> list[Any]:
+            began = {name: [note["began"] for note in workshop.notes(name)] for name in {call[0] for call in calls}}
+            return [
+                (name, came, task.id, task.state)
+                for name, came, task in calls
+                if task.state != "REVOKED" and not any(run > came for run in began[name])
+            ]
+
+        wait_until(lambda: not unserved(), 90, "every call is followed by a run")
+        assert len({task.id for _name, _came, task in calls}) < len(calls)
+        sender.wait_marks()
+
+
+def test_purged(open_workshop: OpenWorkshop, open_sender: Any, key: str) -> None:
+    """After a purge calls are not sent until an operator removes the marks, or these are too old."""
+    with open_workshop(concurrency=1, session_timeout=SESSION_TIMEOUT) as workshop:
+        sender = open_sender(workshop)
+        assert workshop.worker is not None
+        workshop.worker.kill()
+        lost = sender.send("once", key)
+        with workshop.sender.connection() as connection:
+            assert Queue(workshop.queue).bind(connection.default_channel).purge() == 1
+        assert sender.send("once", key).id == lost.id
+        assert [call.id for call in operations.prune_sent(everything=True)] == [lost.id]
+        workshop.start()
+        task = sender.send("once", key)
+        assert workshop.entered(key)["id"] == task.id != lost.id
+        workshop.let_go(key)
+        workshop.result(task)
