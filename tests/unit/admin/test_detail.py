@@ -18,11 +18,11 @@ from django_zklock.connections import connections
 from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk import node_data
 from django_zklock.zk.node_data import Identity, Work
-from django_zklock.zk.ops import actions
+from django_zklock.zk.ops import actions, sent
 from django_zklock.zk.ops.snapshots import QueueEntry
 from tests.toolbox.django.command import GUID, Hold, Join, Wait, run
 from tests.toolbox.network.port import free_port
-from tests.toolbox.timing import GRACE
+from tests.toolbox.timing import GRACE, scaled
 from tests.unit.admin.pages import LIST, NASTY, body_of, text_of, url_of
 
 if TYPE_CHECKING:
@@ -49,6 +49,21 @@ def test_lock__queue(viewer: Client, hold: Hold, kazoo_client: KazooClient, join
     assert re.search(r" 2 waiting unknown .* \d s 2 before it \(0\u20131\) exclusive ", text)
     assert " State held Waiting 2 waiting Kind Exclusive " in text
     assert f"Znode {held.lock.paths[0]} " in text
+
+
+def test_lock__sent(viewer: Client, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page shows the calls of this lock that are sent and have not begun, and how many came since."""
+    hold("account:17")
+    monkeypatch.setattr(sent, "MAX_ASK", scaled(20))
+    pool = connections["default"]
+    for key in ("account:17", "account:18"):
+        data = sent.encode(key=key, task="billing.<settle>", max_age=60.0)
+        for id in ("5b7e", "6c8f"):  # noqa: A001 - what it is called in messages
+            sent.claim(pool, sent.new_mark(pool, f"{id}-{key[-2:]}", key), data, max_age=60.0)
+    text = text_of(viewer.get(url_of("account:17")))
+    assert "Sent, and not begun" in text
+    assert " billing.<settle> [5b7e-17] maybe not sent 1 " in text
+    assert "5b7e-18" not in text
 
 
 def test_lock__bars(viewer: Client, hold: Hold, join: Join) -> None:
@@ -224,7 +239,7 @@ def test_lock__long_queue(viewer: Client, zklock: str, kazoo_client: KazooClient
     text = text_of(viewer.get(url_of("long")))
     # To read the data of all entries would take seven more.
     reads = {kind: count for kind, count in server.requests.counts().items() if kind not in {"connect", "ping", "sync"}}
-    assert reads == {"multiRead": 4}
+    assert reads == {"multiRead": 4, "getChildren": 1}
     assert "1 holder. 999 waiters." in text
     assert "And 900 more." in text
 
