@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -65,7 +66,9 @@ def send(task: Any, call: LockedCall, own: tuple[Any, ...], arguments: tuple[Any
         _remove_soon(lock.pool, mark)
         raise
     if found is not None:
-        sent.confirm(lock.pool, mark)
+        # At the end of the interpreter there may be no session any more.
+        with suppress(ZkLockError):
+            sent.confirm(lock.pool, mark)
     return result
 
 

@@ -40,9 +40,11 @@ class AskingRequest(RequestRecord):
         self._retries = AcquireRetries(lock, call.timeout, Work(kind="task", name=request.task.name, id=request.id))
         self._is_retry = False
         self._call = call
-        # The mark of the message, until it is removed (``unique_until``); what removes it; whether to ask again then.
-        found = unique.mark_in(request.message.headers, request.id)
-        self._mark: Mark | None = None if found is None else found[1]
+        # The mark of the message, until it is removed (``unique_until``); what is removing it; whether to ask again then.
+        self._mark: Mark | None = None
+        headers = request.message.headers or {}
+        if unique.HEADER in headers and (found := unique.mark_in(headers, request.id)) is not None:
+            self._mark = found[1]
         self._removal: Removal | None = None
         self._asks_again = False
 
@@ -81,14 +83,14 @@ class AskingRequest(RequestRecord):
         if self.refusal is not None:
             return True
         if self._asks_again and self._mark is not None:
-            return self._has_no_mark()
+            return self._remove_mark()
         if attempt.expired or self._asks_again:
             self._asks_again = False
             self._start_attempt()
         else:
             try:
                 if attempt.granted or attempt.poll():
-                    return self._has_no_mark()
+                    return self._mark is None or self._remove_mark()
             except ZkLockError as error:
                 if self._retries.should_retry(error):
                     self._is_retry = True
@@ -96,7 +98,7 @@ class AskingRequest(RequestRecord):
                 elif self._mark is not None and not self._call.keeps_mark(error):
                     # The refusal may be older than the last call that was not sent for this one.
                     self._asks_again = True
-                    return self._has_no_mark()
+                    return self._remove_mark()
                 else:
                     self.refusal = error.with_traceback(None)
                     return True
@@ -104,14 +106,12 @@ class AskingRequest(RequestRecord):
             self.happen(Event.LOST)
         return False
 
-    def _has_no_mark(self) -> bool:
-        """Whether other calls are sent again; if not, their mark is being removed, and this request is looked at then.
+    def _remove_mark(self) -> bool:
+        """Remove the mark, and return ``False``: this request is looked at when other calls are sent again.
 
         No body begins before, and no refusal counts.
         """
-        if self._mark is None:
-            return True
-        if self._removal is None and self.attempt is not None:
+        if self._removal is None and self.attempt is not None and self._mark is not None:
             self._removal = Removal(self.attempt.contender.session, self._mark, self._on_removed)
             self._removal.start()
         return False
@@ -120,11 +120,10 @@ class AskingRequest(RequestRecord):
         # On the session's threads.
         if error is None:
             self._mark = None
-        elif isinstance(error, ConnectionError):
-            # The session was closed, and with it the attempt has ended.
-            self._removal = None
-        else:
+        elif not isinstance(error, ConnectionError):
             self.refusal = ZkLockError(f"the mark of task {self.request.id} cannot be removed: {error!r}")
+        # Where the session was closed, the attempt has ended with it, and the next one removes the mark.
+        self._removal = None
         self._on_change()
 
     def _on_change(self) -> None:

@@ -42,7 +42,7 @@ def removals(monkeypatch: pytest.MonkeyPatch) -> list[Removal]:
 
 def asking(workplace: Workplace, *, keeps_mark: bool = False) -> Any:
     """Return a request whose turn has come."""
-    locked = workplace.request()
+    locked = workplace.request(headers={HEADER: ["default", "a"]})
     locked._call.keeps_mark = lambda _refusal: keeps_mark
     locked._retries.should_retry = lambda _error: False
     locked.request.request_dict[HEADER] = ["default", "a"]
@@ -77,7 +77,8 @@ def test_granted(removals: list[Removal]) -> None:
     assert HEADER not in locked.request.request_dict
 
 
-def test_refused__asks_once_more(removals: list[Removal]) -> None:
+@pytest.mark.parametrize("waits", [True, False])
+def test_refused__asks_once_more(removals: list[Removal], waits: bool) -> None:
     """A refused request asks again when its mark is gone, and the second answer counts."""
     workplace = Workplace()
     locked = asking(workplace)
@@ -87,6 +88,10 @@ def test_refused__asks_once_more(removals: list[Removal]) -> None:
     removals[0].done(None)
     workplace.loop.turn()
     assert (locked.phase, locked.attempts.starts) == (Phase.JOINING, 2)
+    if waits:
+        locked.attempts.contender.answered = True
+        locked.step()
+        assert locked.phase is Phase.WAITING
     refuse(locked)
     assert (locked.pair, len(removals)) == ((Phase.DECIDED, Verdict.REFUSED), 1)
 
