@@ -225,6 +225,7 @@ def server() -> Iterator[ZooKeeperServer]:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.shows(
     "guarantees#a-call-that-is-not-sent-is-followed-by-a-run",
     "faults#a-sender-or-a-worker-dies-between-two-steps-of-a-call-that-is-not-sent-twice",

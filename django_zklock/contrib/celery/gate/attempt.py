@@ -40,7 +40,7 @@ class AskingRequest(RequestRecord):
         self._retries = AcquireRetries(lock, call.timeout, Work(kind="task", name=request.task.name, id=request.id))
         self._is_retry = False
         self._call = call
-        # The mark of the message, until it is removed (``unique_until``); what is removing it; whether to ask again then.
+        # The mark of the message, until it is removed (`unique_until`); what removes it now; whether to ask again then.
         self._mark: Mark | None = None
         headers = request.message.headers or {}
         if unique.HEADER in headers and (found := unique.mark_in(headers, request.id)) is not None:
