@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from django_zklock.exceptions import ZkLockError, ZooKeeperUnavailable
+from django_zklock.testing import ZooKeeperServer
 from django_zklock.zk import scripts
 from django_zklock.zk.ops import sent, snapshots
 from django_zklock.zk.ops.sent import Mark, Removal, SentCall
@@ -227,3 +229,24 @@ def test_claim__refused(make_pool: MakePool, observer: Observer, root: str) -> N
             claim(pool, "first")
     finally:
         observer.client.delete(f"{root}/%sent")
+
+
+# Its log tells requests from pings, of which a busy machine has any number.
+@pytest.mark.parametrize("kind_of_server", ["testserver"])
+def test_requests(make_pool: MakePool, server: ZooKeeperServer) -> None:
+    """A call that is sent costs four requests, one that is not sent three, and the begin of a body two."""
+    pool = make_pool()
+    send(pool, "warm")
+    remove(pool, "warm")
+
+    def counted(call: Callable[[], object]) -> dict[str, int]:
+        server.requests.clear()
+        call()
+        return {kind: count for kind, count in server.requests.counts().items() if kind not in {"ping", "sync"}}
+
+    asked = {"setData": 1, "multi": 1, "getChildren": 1}
+    assert counted(lambda: claim(pool, "first")) == asked
+    # With the removal that waits for it.
+    assert counted(lambda: confirm(pool, "first")) == {"multi": 1 + 2}
+    assert counted(lambda: claim(pool, "second")) == asked
+    assert counted(lambda: remove(pool, "first")) == {"multi": 2}
