@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -247,6 +248,15 @@ def test_send__own_apply_async(app: Celery, broker: Broker, caplog: pytest.LogCa
     app.finalize()
     assert work.delay(1).id != work.delay(1).id
     assert "event=not_unique task=t" in caplog.text
+
+
+def test_send__in_an_event_loop(task: Any, broker: Broker) -> None:
+    """It blocks the loop, as Celery does, and is the same."""
+
+    async def send_twice() -> set[str]:
+        return {task.delay(1).id, task.delay(1).id}
+
+    assert asyncio.run(send_twice()) == set(broker.ids)
 
 
 def test_send__signal(task: Any, broker: Broker) -> None:
