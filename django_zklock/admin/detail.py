@@ -37,6 +37,7 @@ from django_zklock.models import Lock
 from django_zklock.serializers import end_command, kill_command
 from django_zklock.zk import formatting
 from django_zklock.zk.ops import actions, sent, trail
+from django_zklock.zk.ops.sent import SentCall
 from django_zklock.zk.ops.snapshots import LockSnapshot, QueueEntry
 
 logger = logging.getLogger("django_zklock.admin")
@@ -125,13 +126,14 @@ def trail_of(lock: Lock, reader: AliasReader, limit: int | None = None) -> list[
     ]
 
 
-def sent_of(key: str, reader: AliasReader) -> list[SentRow]:
+def sent_of(key: str, reader: AliasReader) -> list[SentCall]:
     """Return the calls of tasks that are sent and have not begun, for the lock ``key``; none if they cannot be read."""
-    return [
-        SentRow(at=local_time(each.since), task=f"{each.task} [{each.id}]", saved=each.saved, state=SENT[each.state])
-        for each in reader.read(sent.find) or []
-        if each.key == key
-    ]
+    return [call for call in reader.read(sent.find) or [] if call.key == key]
+
+
+def _sent_row(call: SentCall) -> SentRow:
+    task = f"{call.task} [{call.id}]"
+    return SentRow(at=local_time(call.since), task=task, saved=call.saved, state=SENT[call.state])
 
 
 def context(lock: Lock) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def context(lock: Lock) -> dict[str, Any]:
         "last_break": last_break,
         "broken_at": local_time(last_break.at) if last_break else None,
         "trail": trail_of(lock, reader, MAX_RECENT),
-        "sent": sent_of(snapshot.key, reader),
+        "sent": [_sent_row(call) for call in sent_of(snapshot.key, reader)],
         "foreign": [formatting.escape_controls(name) for name in snapshot.unknown_nodes[:MAX_ENTRIES]],
         "more_foreign": len(snapshot.unknown_nodes) - MAX_ENTRIES,
     }

@@ -27,7 +27,7 @@ from django_zklock.admin.changelist import LockChangeList
 from django_zklock.admin.ensembles import read_ensembles
 from django_zklock.admin.reader import AliasReader, readers
 from django_zklock.models import Lock
-from django_zklock.serializers import serialize_action, serialize_lock
+from django_zklock.serializers import serialize_action, serialize_lock, serialize_sent
 from django_zklock.zk.ops import trail
 
 if TYPE_CHECKING:
@@ -205,7 +205,8 @@ class LockAdmin(LockModelAdmin):
         snapshot = reader.read_lock(lock)
         if snapshot is None:
             return _json_error(HTTPStatus.SERVICE_UNAVAILABLE, reader.error)
-        return _json(serialize_lock(lock.alias, snapshot, time.time()), HTTPStatus.OK)
+        calls = [serialize_sent(lock.alias, call) for call in detail.sent_of(snapshot.key, reader)]
+        return _json(serialize_lock(lock.alias, snapshot, time.time()) | {"sent": calls}, HTTPStatus.OK)
 
     def json_history_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
         """Return what was done to a lock, the oldest first."""

@@ -1,4 +1,4 @@
-"""What equal calls cost while one of them waits in the broker: ``make bench WHAT=once``.
+"""What equal calls cost while one of them waits in the broker: ``make bench WHAT=unique``.
 
 One process with some threads sends the same task again and again, and no worker takes it. Beside ours are Celery alone,
 celery-once and celery-singleton, which need not be installed: ``--packages`` names a folder that has them
