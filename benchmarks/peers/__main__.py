@@ -2,7 +2,7 @@
 
 All contestants of a scenario take turns, round after round, so that what else the machine does meets all of them. A
 whole run writes the figures as JSON, the tables and plots of the page about performance, and the data behind it; with
-``--only`` the tables are only printed.
+``--only`` the tables are only printed, and with ``--update`` too these figures are put in the place of the older ones.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--contestants", nargs="+", metavar="NAME", choices=CONTESTANTS, help=", ".join(CONTESTANTS))
     made.add_argument("--seconds", type=float, default=1.0, help="factor for the length of rounds")
     made.add_argument("--warm-up", type=float, default=WARM_UP, help="seconds for each Java program")
+    made.add_argument("--update", action="store_true", help="with --only: write, and keep the other figures")
     made.add_argument("--from-json", action="store_true", help="write tables and plots again, without measuring")
     made.add_argument("--results", type=Path, default=RESULTS, help=argparse.SUPPRESS)
     made.add_argument("--readme", type=Path, default=README, help=argparse.SUPPRESS)
@@ -118,9 +119,12 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted; nothing is written", file=sys.stderr)
         return 130
+    is_update = options.update and not options.contestants and not failures
     if options.only or options.contestants:
         print(summary_of(results))
-    else:
+    if is_update:
+        results = Results.load(options.results).updated(results)
+    if is_update or not (options.only or options.contestants):
         results.save(options.results)
         write(results, options.page, options.readme, options.figures, options.plots)
     for failure in failures:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from benchmarks.peers.contestants import CONTESTANTS, REDIS, Contestant
 from benchmarks.peers.counters import Counted, CountedRedis, CountedZooKeeper
 from benchmarks.peers.load import Load
-from benchmarks.peers.program import Program
+from benchmarks.peers.program import TIMEOUT, Program
+from benchmarks.peers.team import Team
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.network.port import LOOPBACK
 from tests.toolbox.processes.java import QUICK_START
@@ -40,7 +43,8 @@ class Arena:
         self.warm_up = warm_up
         self.seconds = seconds
         self._stack = ExitStack()
-        self._programs: dict[str, Program] = {}
+        # By the name of the contestant, and whether each contender has a program.
+        self._teams: dict[tuple[str, bool], Team] = {}
         self._ports: dict[tuple[str, float], int] = {}
 
     def __enter__(self) -> Self:
@@ -59,7 +63,7 @@ class Arena:
             load = Load(host=LOOPBACK, port=server.port, key="warm")
             with Program(CONTESTANTS["raw"].arguments()) as program:
                 program.ask(f"open {load.words()}")
-                program.ask("run", seconds=self.warm_up)
+                program.ask("run", start=time.monotonic(), seconds=self.warm_up)
         return server
 
     @cached_property
@@ -83,18 +87,25 @@ class Arena:
             self._ports[service, delay] = int(proxy.ask("listen")["port"])
         return self._ports[service, delay]
 
-    def program(self, contestant: Contestant) -> Program:
-        """Return the program of a contestant, warmed up if its runtime needs that."""
-        program = self._programs.get(contestant.name)
-        if program is None:
-            program = self._programs[contestant.name] = Program(contestant.arguments())
-            self._stack.callback(program.close)
-        if contestant.warms_up and self.warm_up and not program.is_started:
-            self._warm_up(contestant, program)
-        return program
+    def team(self, contestant: Contestant, *, processes: bool = False) -> Team:
+        """Return the programs of a contestant; each is warmed up if its runtime needs that."""
+        apart = contestant.apart if processes else None
+        is_apart = apart is not None
+        if (contestant.name, is_apart) not in self._teams:
+            arguments = apart or contestant.arguments
+            team = self._teams[contestant.name, is_apart] = Team(
+                lambda: Program(arguments()),
+                is_apart=is_apart,
+                # A program with one of several contenders makes exclusive locks alone.
+                warm_up=partial(self._warm_up, contestant, ["exclusive"] if is_apart else sorted(contestant.kinds)),
+            )
+            self._stack.callback(team.end)
+        return self._teams[contestant.name, is_apart]
 
-    def _warm_up(self, contestant: Contestant, program: Program) -> None:
-        for kind in sorted(contestant.kinds):
+    def _warm_up(self, contestant: Contestant, kinds: Sequence[str], program: Program) -> None:
+        if not (contestant.warms_up and self.warm_up):
+            return
+        for kind in kinds:
             load = Load(
                 host=LOOPBACK,
                 port=self.service(contestant.service).port,
@@ -104,7 +115,7 @@ class Arena:
                 keys=2 if kind == "several" else 1,
             )
             program.ask(f"open {load.words()}")
-            program.ask("run", seconds=self.warm_up, timeout=60 + self.warm_up)
+            program.ask("run", start=time.monotonic(), seconds=self.warm_up, timeout=TIMEOUT + self.warm_up)
             program.ask("close")
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tests.toolbox.curator.installation import HOW_TO_GET_CURATOR, find_curator
 from tests.toolbox.processes.java import find_java
 
+ROOT = Path(__file__).resolve().parents[2]
 ZOOKEEPER, REDIS = "zookeeper", "redis"
 JAVA_SOURCE = Path(__file__).parent / "clients" / "LockClient.java"
+# One program for all threads, and one of many, each of which has one contender; both have Java's own compilers.
+TOGETHER = ("-Xmx512m",)
+APART = ("-Xmx64m", "-XX:+UseSerialGC")
 
 
 def python_client(name: str) -> Callable[[], list[str]]:
@@ -19,16 +25,27 @@ def python_client(name: str) -> Callable[[], list[str]]:
     return lambda: [sys.executable, "-m", "benchmarks.peers.clients.locks", name]
 
 
-def curator_client(recipe: str) -> Callable[[], list[str]]:
-    """Return what makes the command line of a recipe of Curator. Java compiles the source at the start."""
+@cache
+def java_classes() -> Path:
+    """Compile the source once. Debian's headless runtime has the compiler, without a program for it."""
+    folder = ROOT / ".cache" / "peers"
+    compiler = ["-m", "jdk.compiler/com.sun.tools.javac.Main", "-d", str(folder)]
+    subprocess.run(
+        [find_java(HOW_TO_GET_CURATOR), *compiler, "-cp", find_curator(), str(JAVA_SOURCE)], check=True, cwd=ROOT
+    )
+    return folder
+
+
+def curator_client(recipe: str, *options: str) -> Callable[[], list[str]]:
+    """Return what makes the command line of a recipe of Curator, with these options of Java."""
     return lambda: [
         find_java(HOW_TO_GET_CURATOR),
         # Java's performance data is a file that a killed program would leave behind.
         "-XX:-UsePerfData",
-        "-Xmx512m",
+        *options,
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
-        *("-cp", find_curator()),
-        str(JAVA_SOURCE),
+        *("-cp", f"{java_classes()}:{find_curator()}"),
+        JAVA_SOURCE.stem,
         recipe,
     ]
 
@@ -38,6 +55,7 @@ class Contestant:
     """A library of locks, or the floor.
 
     ``kinds`` are the loads that it can do, and ``can_wait`` tells whether its contenders can wait for each other.
+    ``apart`` is the command line of a program with one of several contenders; without it a program forks.
     """
 
     name: str
@@ -45,6 +63,7 @@ class Contestant:
     service: str
     kinds: frozenset[str]
     arguments: Callable[[], list[str]]
+    apart: Callable[[], list[str]] | None = None
     can_wait: bool = True
     # Whether its runtime compiles the code while it runs.
     warms_up: bool = False
@@ -59,14 +78,21 @@ CONTESTANTS = {
         Contestant("ours", "django_zklock", ZOOKEEPER, SHARED | {"several"}, python_client("ours")),
         Contestant("kazoo", "kazoo", ZOOKEEPER, SHARED, python_client("kazoo")),
         Contestant(
-            "curator", "Curator", ZOOKEEPER, SHARED | {"several"}, curator_client("mutex"), warms_up=True
+            "curator",
+            "Curator",
+            ZOOKEEPER,
+            SHARED | {"several"},
+            curator_client("mutex", *TOGETHER),
+            curator_client("mutex", *APART),
+            warms_up=True,
         ),
         Contestant(
             "curator-semaphore-mutex",
             "Curator, semaphore mutex",
             ZOOKEEPER,
             EXCLUSIVE,
-            curator_client("semaphore-mutex"),
+            curator_client("semaphore-mutex", *TOGETHER),
+            curator_client("semaphore-mutex", *APART),
             warms_up=True,
         ),
         Contestant("redis-py", "redis-py", REDIS, EXCLUSIVE, python_client("redis-py")),

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.peers.results import DATE
 from tests.toolbox.curator.installation import HOW_TO_GET_CURATOR, curator_version
 from tests.toolbox.processes.java import find_java
 from tests.toolbox.zookeeper.server import ZooKeeper
@@ -28,7 +29,7 @@ PACKAGES = {
 def facts(server: ZooKeeper) -> dict[str, str]:
     """Return the facts by what a reader calls them."""
     return {
-        "measured": f"{datetime.now(UTC):%Y-%m-%d}",
+        DATE: f"{datetime.now(UTC):%Y-%m-%d}",
         "CPUs": f"{os.cpu_count()}, {_processor()}",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GB",
         "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # More digits say nothing, and make the file long.
 SIGNIFICANT_DIGITS = 5
+# The fact about a machine that differs from run to run.
+DATE = "measured"
 
 
 @dataclass
@@ -36,6 +38,16 @@ class Results:
     def values(self, scenario: str, contestant: str, figure: str) -> Sequence[float]:
         """Return the values of a figure, none if it was not measured."""
         return self.figures.get(scenario, {}).get(contestant, {}).get(figure, [])
+
+    def updated(self, newer: Results) -> Results:
+        """Return these figures with those of the scenarios that are in ``newer``, which is of the same machine.
+
+        Raises ValueError if it is not: figures of two machines in one table would mislead.
+        """
+        ours, theirs = ({**each.machine, DATE: ""} for each in (self, newer))
+        if ours != theirs:
+            raise ValueError(f"the other figures are of another machine: {ours}")
+        return Results(newer.machine, self.figures | newer.figures)
 
     def save(self, path: Path) -> None:
         """Write the file."""

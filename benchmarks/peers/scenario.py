@@ -12,7 +12,7 @@ from typing import Protocol
 from benchmarks.peers.arena import Arena
 from benchmarks.peers.contestants import CONTESTANTS, Contestant
 from benchmarks.peers.load import Load
-from benchmarks.peers.program import TIMEOUT, Figures
+from benchmarks.peers.program import Figures
 from tests.toolbox.network.port import LOOPBACK
 
 # Does the round of that number, and returns its figures.
@@ -68,7 +68,7 @@ class LockScenario:
         yield {each.name: partial(self._measure, arena, each) for each in self.contestants}
 
     def _measure(self, arena: Arena, contestant: Contestant, number: int) -> Figures:
-        program, server = arena.program(contestant), arena.service(contestant.service)
+        team, server = arena.team(contestant, processes=self.processes), arena.service(contestant.service)
         load = Load(
             host=LOOPBACK,
             port=arena.port(contestant.service, self.delay),
@@ -79,14 +79,14 @@ class LockScenario:
             processes=self.processes,
             keys=self.keys,
         )
-        program.ask(f"open {load.words()}")
+        team.open(load)
         settle = SETTLE_TIME + 2 * self.delay
         time.sleep(settle)
         before = server.read()
-        ran = program.ask("run", seconds=self.seconds * arena.seconds, timeout=self.seconds + TIMEOUT)
+        ran = team.run(self.seconds * arena.seconds)
         time.sleep(settle)
         done = server.read() - before
-        program.ask("close")
+        team.close()
         return {
             "time": ran["elapsed"] / ran["counted"],
             "longest": ran["longest"],

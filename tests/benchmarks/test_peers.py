@@ -36,9 +36,29 @@ from benchmarks.peers.scenario import Round
 from benchmarks.peers.scenarios import SCENARIOS
 from benchmarks.peers.summary import Summary
 from benchmarks.peers.tables import BLOCKS, blocks, faster, figures, ratios, speed
+from benchmarks.peers.team import Team
 from tests.toolbox.timing import scaled
 
 pytestmark = pytest.mark.once
+
+# A program of a team: two cycles, of which one ends in time, at a moment that depends on its number.
+MEMBER = """
+import sys
+for line in sys.stdin:
+    name, *words = line.split()
+    if name == "open":
+        words = dict(word.split("=") for word in words)
+        number = int(words["number"])
+        assert words["contenders"] == "1" and words["processes"] == "0", words
+    elif name == "run":
+        start = float(dict(word.split("=") for word in words)["start"])
+        if number == 2:
+            sys.exit(3)
+        moments = f"last={start + 1 + number} end={start + 5} longest={number}"
+        print("ok cycles=2 counted=1 cpu=0.25", moments, flush=True)
+        continue
+    print("ok", flush=True)
+"""
 
 # A program that answers "double", dies at "die" and is silent at anything else.
 CHILD = """
@@ -94,6 +114,19 @@ def test_results__saved_and_loaded(results: Results, tmp_path: Path) -> None:
     results.save(tmp_path / "folder" / "results.json")
     assert Results.load(tmp_path / "folder" / "results.json") == results
     assert '"time": [ 0.001, 0.003, 0.002 ]' in (tmp_path / "folder" / "results.json").read_text()
+
+
+def test_results__updated(results: Results) -> None:
+    """Newer figures take the place of those of their scenarios alone, and must be of the same machine."""
+    newer = Results(machine={"CPUs": "2", "measured": "today"})
+    newer.add("threads-8", "ours", {"time": 5e-3})
+    updated = results.updated(newer)
+    assert updated.machine == newer.machine
+    assert updated.values("threads-8", "ours", "time") == [5e-3]
+    assert updated.values("threads-8", "ours", "requests") == []
+    assert updated.figures["alone"] == results.figures["alone"]
+    with pytest.raises(ValueError, match="another machine"):
+        results.updated(Results(machine={"CPUs": "4"}))
 
 
 def test_ratios__of_medians(results: Results) -> None:
@@ -245,6 +278,42 @@ def test_program__is_silent() -> None:
         with pytest.raises(ProgramError, match="no answer"):
             program.ask("nothing", timeout=0.1)
         assert not program.is_started
+
+
+@contextmanager
+def team() -> Iterator[tuple[Team, list[Program]]]:
+    """Return a team of programs with a contender each, and those that are to start."""
+    starting: list[Program] = []
+    new = Team(lambda: Program([sys.executable, "-c", MEMBER]), is_apart=True, warm_up=starting.append)
+    try:
+        yield new, starting
+    finally:
+        new.end()
+
+
+def test_team__as_one() -> None:
+    """Each contender of a load has a program of its own; cycles and CPU are added up, and the last one counts."""
+    load = Load(host="h", port=1, key="k", contenders=2, processes=True)
+    with team() as (members, starting):
+        for _ in range(2):
+            members.open(load)
+            ran = members.run(0.1)
+            assert ran["elapsed"] == pytest.approx(2.0)
+            assert (ran["cycles"], ran["counted"], ran["longest"], ran["cpu"]) == (4, 2, 1, 0.5)
+            members.close()
+        # They are started once.
+        assert len(starting) == 2
+
+
+def test_team__after_a_failure() -> None:
+    """If one program fails, no other keeps what was opened: all start again when they are needed."""
+    with team() as (members, starting):
+        members.open(Load(host="h", port=1, key="k", contenders=3, processes=True))
+        with pytest.raises(ProgramError, match="has ended"):
+            members.run(0.1)
+        members.open(Load(host="h", port=1, key="k", contenders=2, processes=True))
+        assert members.run(0.1)["cycles"] == 4
+        assert len(starting) == 5
 
 
 def test_delay__each_way_and_in_order() -> None:

@@ -27,13 +27,12 @@ import org.apache.curator.retry.RetryOneTime;
 /**
  * The contestants of Apache Curator; it answers the commands of clients/locks.py in the same way.
  *
- * <p>The argument is the recipe for exclusive locks: {@code mutex} or {@code semaphore-mutex}. Contenders are threads;
- * with {@code processes=1} each has a session of its own.
+ * <p>The argument is the recipe for exclusive locks: {@code mutex} or {@code semaphore-mutex}. Contenders are threads
+ * with one session; processes are programs with a contender each.
  */
 public final class LockClient {
     private static final int TURNS = 10;
     private static final int WARM_CYCLES = 2;
-    private static final long START_DELAY = 50_000_000;
     private static final int SESSION_TIMEOUT = 30_000;
 
     private static boolean mutex;
@@ -68,7 +67,7 @@ public final class LockClient {
             case "open":
                 return open(words);
             case "run":
-                return run(Double.parseDouble(words.get("seconds")));
+                return run(Double.parseDouble(words.get("start")), Double.parseDouble(words.get("seconds")));
             case "close":
                 return close();
             default:
@@ -88,7 +87,7 @@ public final class LockClient {
 
     private static String open(Map<String, String> words) throws Exception {
         int contenders = Integer.parseInt(words.get("contenders"));
-        boolean each = words.get("processes").equals("1");
+        int first = Integer.parseInt(words.getOrDefault("number", "0"));
         List<String> paths = new ArrayList<>();
         for (int number = 0; number < Integer.parseInt(words.get("keys")); number++) {
             paths.add("/curator/" + words.get("key") + "-" + number);
@@ -102,8 +101,7 @@ public final class LockClient {
         CuratorFramework session = connect(words);
         work = new ArrayList<>();
         for (int number = 0; number < contenders; number++) {
-            CuratorFramework own = each && number > 0 ? connect(words) : session;
-            work.add(cycles(own, words, paths, number));
+            work.add(cycles(session, words, paths, first + number));
         }
         threads = Executors.newFixedThreadPool(contenders);
         together(cycles -> {
@@ -168,30 +166,21 @@ public final class LockClient {
         }
     }
 
-    private static String run(double seconds) throws Exception {
+    /** Works from a moment of the clock that all programs of the machine have; moments are in seconds of it. */
+    private static String run(double begin, double seconds) throws Exception {
         long cpu = cpu();
-        long start = System.nanoTime() + START_DELAY;
+        long start = (long) (begin * 1e9);
         long end = start + (long) (seconds * 1e9);
         List<Outcome> outcomes = together(cycles -> repeat(cycles, start, end));
-        double used = (cpu() - cpu) / 1e9;
-        long cycles = outcomes.stream().mapToLong(Outcome::cycles).sum();
-        long counted = outcomes.stream().mapToLong(Outcome::counted).sum();
-        long last = outcomes.stream().mapToLong(Outcome::last).max().orElseThrow();
-        double longest = outcomes.stream().mapToLong(Outcome::longest).max().orElseThrow() / 1e9;
-        if (counted == 0) {
-            // The machine was so busy that no cycle ended in time.
-            counted = cycles;
-            last = outcomes.stream().mapToLong(Outcome::end).max().orElseThrow();
-        }
-        double elapsed = (last - start) / 1e9;
         return String.format(
                 Locale.ROOT,
-                "cycles=%d counted=%d elapsed=%.9f longest=%.9f cpu=%.9f",
-                cycles,
-                counted,
-                elapsed,
-                longest,
-                used);
+                "cycles=%d counted=%d last=%.9f end=%.9f longest=%.9f cpu=%.9f",
+                outcomes.stream().mapToLong(Outcome::cycles).sum(),
+                outcomes.stream().mapToLong(Outcome::counted).sum(),
+                outcomes.stream().mapToLong(Outcome::last).max().orElseThrow() / 1e9,
+                outcomes.stream().mapToLong(Outcome::end).max().orElseThrow() / 1e9,
+                outcomes.stream().mapToLong(Outcome::longest).max().orElseThrow() / 1e9,
+                (cpu() - cpu) / 1e9);
     }
 
     private static Outcome repeat(List<Cycle> cycles, long start, long end) throws Exception {

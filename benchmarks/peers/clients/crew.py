@@ -21,8 +21,6 @@ from benchmarks.peers.load import Load
 TURNS = 10
 # Cycles of each contender before the round, at least one with each key.
 WARM_CYCLES = 2
-# Seconds until all contenders begin together.
-START_DELAY = 0.05
 # Seconds for children to end.
 JOIN_TIMEOUT = 20.0
 

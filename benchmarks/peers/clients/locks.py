@@ -6,12 +6,12 @@ It answers three commands: ``open`` connects the contenders, ``run`` lets them w
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from importlib import import_module
 
-from benchmarks.peers.clients.crew import START_DELAY, Crew, open_crew
+from benchmarks.peers.clients.crew import Crew, open_crew
 from benchmarks.peers.clients.dialogue import serve
 from benchmarks.peers.clients.recipe import Recipe
 from benchmarks.peers.load import Load
@@ -41,10 +41,10 @@ class Client:
         return {}
 
     def run(self, words: Mapping[str, str]) -> Mapping[str, float]:
-        """Let the contenders work for some seconds."""
+        """Let the contenders work for some seconds, from a moment of the monotonic clock."""
         assert self._crew is not None
-        start = time.monotonic() + START_DELAY
-        return self._crew.run(start, start + float(words["seconds"])).figures(start)
+        start = float(words["start"])
+        return asdict(self._crew.run(start, start + float(words["seconds"])))
 
     def close(self, _words: Mapping[str, str]) -> Mapping[str, float]:
         """Disconnect."""
