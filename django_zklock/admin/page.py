@@ -121,11 +121,17 @@ def _read_by_key(names: list[Name], lock_filter: LockFilter, ordering: Ordering,
         # Most names of a long list may be free locks.
         step *= 2
     unread = max(0, len(names) - end)
-    notices = [_unread(reader) for reader in readers if unread and len(found) < wanted and not reader.error]
-    if not unread and not start:
-        number = _nearest_page(number, len(found), size)
+    # At the end of a long list there may be free locks alone; then the last page has the last ones in use.
+    while start and not (found or unread or any(reader.is_late for reader in readers)):
+        end, step = start, min(2 * step, BATCH_SIZE)
+        start = max(0, end - step)
+        found += _in_use(names[start:end], lock_filter)
+    is_cut = unread > 0 or (start > 0 and not found)
+    notices = [_unread(reader) for reader in readers if is_cut and len(found) < wanted and not reader.error]
+    if not unread:
+        number = _nearest_page(number, start + len(found), size)
     return _Found(
-        names=found[(number - 1) * size - start : number * size - start],
+        names=found[max(0, (number - 1) * size - start) : number * size - start],
         number=number,
         count=start + len(found) + unread,
         is_exact=not unread and not start,

@@ -77,6 +77,40 @@ def test_later_page_of_very_many(
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("free", [1, 2, 5, 9])
+@pytest.mark.parametrize("number", ["4", "100000"])
+def test_last_page_of_very_many__free(
+    viewer: Client, locks: None, zklock: str, kazoo_client: KazooClient, monkeypatch: pytest.MonkeyPatch, free: int,
+    number: str,
+) -> None:  # fmt: skip
+    """If all queues at the end are those of free locks, the last page has the last locks that are in use."""
+    monkeypatch.setattr(page, "MAX_SORTED", LOCKS - 1)
+    for each in range(free):
+        kazoo_client.create(f"{zklock}/later-{each}")
+    answer = viewer.get(f"{LIST}json/", {"o": "0", "p": number})
+    assert answer.status_code == 200
+    assert keys(text_of(viewer.get(LIST, {"o": "0", "p": number})))[-1] == LOCKS - 1
+    found = answer.json()
+    assert found["page"] <= found["pages"]
+    assert found["count"] >= LOCKS
+    assert not found["notices"]
+
+
+@pytest.mark.django_db
+def test_last_page_of_very_many__time_is_up(
+    viewer: Client, locks: None, zklock: str, kazoo_client: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If there is no time to find the last locks in use, the page says that it has read a part."""
+    monkeypatch.setattr(page, "MAX_SORTED", LOCKS - 1)
+    monkeypatch.setattr(AliasReader, "is_late", property(lambda reader: reader.progress.read >= 2))
+    for each in range(4):
+        kazoo_client.create(f"{zklock}/later-{each}")
+    text = text_of(viewer.get(LIST, {"o": "0", "p": "100"}))
+    assert "2 of 12 queues of “default” were read in " in text
+    assert keys(text) == []
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize("order", ["", "0"], ids=["urgency", "key"])
 @pytest.mark.parametrize("number", ["0", "-1"])
 def test_page_before_the_first(viewer: Client, locks: None, order: str, number: str) -> None:
