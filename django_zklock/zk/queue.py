@@ -140,14 +140,17 @@ def parse_name(name: str) -> Node | None:
     return Node(name, _KINDS[infix], guid, int(found["sequence"] or found["number"]), limit)
 
 
+_SEQUENCE = attrgetter("sequence")
+
+
 def sort_by_sequence(nodes: Iterable[Node]) -> tuple[list[Node], bool]:
     """Sort by sequence number; return also whether that is the true order. If not, use :func:`sort_by_creation`.
 
     The read node of a writer that became a reader comes behind its write node.
     """
-    ordered = sorted(nodes, key=attrgetter("sequence"))
+    ordered = sorted(nodes, key=_SEQUENCE)
     is_true = not ordered or (ordered[0].sequence >= 0 and ordered[-1].sequence < SEQUENCE_END - SEQUENCE_MARGIN)
-    if len({node.sequence for node in ordered}) < len(ordered):
+    if len(ordered) > 1 and len({node.sequence for node in ordered}) < len(ordered):
         ordered.sort(key=lambda node: (node.sequence, node.kind is Kind.READ))
         is_true = is_true and all(
             later.may_be_downgraded and (earlier.may_downgrade or earlier.may_be_downgraded)

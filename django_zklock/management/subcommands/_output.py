@@ -399,6 +399,9 @@ def _ranges(ranges: Sequence[tuple[int, int]]) -> str:
 
 
 def _fit(text: str, size: int, *, cut: bool) -> str:
+    if text.isascii() and len(text) <= size:
+        # Nearly all cells of a long list.
+        return text.ljust(size)
     excess = _display_width(text) - size
     if excess > 0 and cut:
         ends = list(accumulate(map(_display_width, text)))

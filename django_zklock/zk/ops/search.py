@@ -79,6 +79,8 @@ class LockFilter:
         )
 
     def _matches_key(self, key: str) -> bool:
+        if not self.key:
+            return True
         wanted, key = self.key.casefold(), key.casefold()
         return fnmatchcase(key, wanted) if any(sign in wanted for sign in "*?[") else wanted in key
 
