@@ -96,7 +96,7 @@ simulate: $(READY) ## an hour of the core in worlds of one thread; ARGS="--secon
 	$(BIN)/python -m tests.simulation --seconds 3600 $(ARGS)
 
 .PHONY: bench
-bench: $(READY) | os-test ## WHAT=peers, testserver, gate, unique, saturation, fleet, listing, admin, once or herd; peers and herd write docs/
+bench: $(READY) | os-test ## WHAT=peers, testserver, gate, unique, saturation, fleet, listing, admin, scale, once or herd; peers and herd write docs/
 	PYTHONPATH=testproject $(BIN)/python -m benchmarks.$(or $(WHAT),peers) $(ARGS)
 
 .PHONY: lint

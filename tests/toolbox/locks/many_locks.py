@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kazoo.client import KazooClient
+from kazoo.interfaces import IAsyncResult
 
 from django_zklock.zk.node_data import Identity, Work
 from tests.toolbox.timing import scaled
@@ -11,11 +14,11 @@ from tests.toolbox.timing import scaled
 BATCH_SIZE = 500
 
 
-def hold_many(client: KazooClient, root: str, count: int) -> None:
+def hold_many(client: KazooClient, root: str, count: int, *, first: int = 0) -> None:
     """Hold ``count`` locks under ``root``, `invoice:00000` and so on, in the session of ``client``."""
     client.ensure_path(root)
     nodes = []
-    for number in range(count):
+    for number in range(first, first + count):
         work = Work(kind="task", name="billing.tasks.bill", id=f"{number:032x}")
         data = Identity(host=f"web{number % 40}", pid=1000 + number, thread="MainThread", work=work).encode()
         guid = f"{number:08x}-89ab-cdef-0123-456789abcdef"
@@ -27,6 +30,22 @@ def hold_many(client: KazooClient, root: str, count: int) -> None:
             transaction.create(path)
             transaction.create(f"{path}/{name}", data, ephemeral=True, sequence=True)
         results.append(transaction.commit_async())
+    _check(results)
+
+
+def leave_many(client: KazooClient, root: str, count: int) -> None:
+    """Leave ``count`` empty queues under ``root``, `order:00000` and so on, which ZooKeeper does not remove."""
+    client.ensure_path(root)
+    results = []
+    for start in range(0, count, BATCH_SIZE):
+        transaction = client.transaction()
+        for number in range(start, min(start + BATCH_SIZE, count)):
+            transaction.create(f"{root}/order:{number:05}")
+        results.append(transaction.commit_async())
+    _check(results)
+
+
+def _check(results: Sequence[IAsyncResult]) -> None:
     for result in results:
         for outcome in result.get(timeout=scaled(60)):
             assert isinstance(outcome, str), outcome
