@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 # Of the options for a short life, this one is kept.
 KEPT_OPTION = "-XX:-UsePerfData"
 MEMORY = "512m"
+# A program is warm if a cycle takes more than this share of the processor time that it took the time before; and if not
+# for so many times, it is taken as it is.
+SETTLED = 0.9
+MAX_WARM_UPS = 10
 
 
 class LastingZooKeeper(ZooKeeper):
@@ -36,7 +41,10 @@ class LastingZooKeeper(ZooKeeper):
 
 
 class Arena:
-    """What scenarios share. ``warm_up`` is for how many seconds a new server and a new JVM work before they count."""
+    """What scenarios share.
+
+    ``warm_up`` is for how many seconds a new server works before it counts, and a new JVM at a time, until it is warm.
+    """
 
     def __init__(self, warm_up: float, seconds: float = 1.0) -> None:
         """Start nothing yet; the lengths of rounds are multiplied by ``seconds``."""
@@ -115,7 +123,12 @@ class Arena:
                 keys=2 if kind == "several" else 1,
             )
             program.ask(f"open {load.words()}")
-            program.ask("run", start=time.monotonic(), seconds=self.warm_up, timeout=TIMEOUT + self.warm_up)
+            spent = math.inf
+            for _ in range(MAX_WARM_UPS):
+                ran = program.ask("run", start=time.monotonic(), seconds=self.warm_up, timeout=TIMEOUT + self.warm_up)
+                before, spent = spent, ran["cpu"] / ran["cycles"]
+                if spent > SETTLED * before:
+                    break
             program.ask("close")
 
 
