@@ -24,11 +24,13 @@ OTHERS = {
     "CERTIFICATE_VERIFY_FAILED",
     "Connection refused",
     "Exception ignored in",
+    "Packet len … is out of range",
     "Too many open files",
     "Unknown command: 'zklock'",
     "can't start new thread",
     "refused: NoAuthError()",
     "this process cannot start a connection, now or later",
+    "zkCli.sh",
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from kazoo.client import KazooClient
 
 from django_zklock.admin import LockAdmin, page
 from django_zklock.admin.page import Page, SharedPages
