@@ -276,15 +276,19 @@ def _session_timeout(session_timeout: float, tasks: Sequence[LockedTask], visibi
 
 def _unique(app: Any, unique: Sequence[LockedTask]) -> Finding:
     examined = Examination("celery.unique", f"{len(unique)} with unique_until")
+    is_remote = str(app.conf.result_backend).startswith("rpc")
     always = [
         each.task.name
         for each in unique
-        if type(each.task).apply_async is not Task.apply_async or each.task.expires is not None
+        if type(each.task).apply_async is not Task.apply_async
+        or each.task.expires is not None
+        or outermost_lock(each.task)[0] is not each.call
+        or (is_remote and not each.task.ignore_result)
     ]
     if always:
         return examined.warning(
-            "each call of these is sent, because of an apply_async() of their own, or because they expire: "
-            f"{abbreviate(always)}",
+            "each call of these is sent, because of an apply_async() of their own, a decorator above the lock, or a "
+            f"result that only its sender can read (rpc://), or because they expire: {abbreviate(always)}",
             "Remove that, or unique_until.",
         )
     options = app.conf.broker_transport_options or {}

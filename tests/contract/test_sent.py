@@ -22,6 +22,7 @@ from tests.toolbox.timing import scaled, wait_until
 from tests.toolbox.zookeeper.observer import Observer
 
 HOUR = 3600.0
+LONG = 600.0
 DATA = sent.encode(key="invoice:7", task="bill", max_age=HOUR)
 
 
@@ -164,6 +165,26 @@ def test_claim__without_zookeeper(make_pool: MakePool, monkeypatch: pytest.Monke
     pool = make_pool(f"{LOOPBACK}:{free_port()}")
     with pytest.raises(ZooKeeperUnavailable):
         claim(pool, "first")
+    # The next ones do not wait for it once more.
+    monkeypatch.setattr(sent, "MAX_ASK", LONG)
+    for _ in range(5):
+        with pytest.raises(ZooKeeperUnavailable, match="has not answered a call before"):
+            claim(pool, "next")
+
+
+def test_claim__after_a_pause(make_pool: MakePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the pause, and on another connection before its end, a call asks again."""
+    for pause, is_other in ((0.0, False), (LONG, True)):
+        pool = make_pool()
+        session = pool.session(mark(pool, "first").path)
+        wait_until(lambda session=session: session.connected)  # type: ignore[misc]
+        monkeypatch.setattr(sent, "PAUSE", pause)
+        with monkeypatch.context() as patch:
+            patch.setattr(sent, "MAX_ASK", 0.0)
+            with pytest.raises(ZooKeeperUnavailable):
+                claim(pool, "late")
+        session.epoch += is_other
+        claim(pool, f"after {pause}")
 
 
 def test_claim__while_the_connection_is_lost(make_pool: MakePool) -> None:

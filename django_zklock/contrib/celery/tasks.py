@@ -171,8 +171,7 @@ def _check_when_sent(task: Any) -> None:
         unique.notice_end(task)
     if kind.apply_async is not Task.apply_async:
         if is_unique:
-            text = "event=not_unique task=%s reason='its class has an apply_async() of its own' consequence=always_sent"
-            logger.warning(text, task.name)
+            unique.tell_always_sent(task, "its class has an apply_async() of its own")
     else:
         task.apply_async = types.MethodType(_apply_async_once if is_unique else _apply_async, task)
         for method in (_delay_on_commit, _apply_async_on_commit):
@@ -256,6 +255,19 @@ def end_mark_of_running_task(timeout: float) -> bool:
     """Remove the mark of the message of the task that runs here; see :func:`.unique.end_mark`."""
     task = running_task()
     return task is not None and unique.end_mark(task.request, timeout)
+
+
+def _end_mark_of_other_code(task: Any, **_facts: Any) -> None:
+    """Remove the mark of a message whose task removes none here: its sender has another version of the code."""
+    if task.request.get(unique.HEADER) is None:
+        return
+    call, _own = outermost_lock(task)
+    if call is not None and call.unique_until is not None:
+        return
+    try:
+        unique.end_mark(task.request)
+    except ZkLockError as error:
+        logger.warning("event=mark_left task=%s id=%s error=%r", task.name, task.request.id, error)
 
 
 def outermost_lock(task: Any) -> tuple[LockedCall | None, tuple[Any, ...]]:
@@ -348,6 +360,7 @@ def install() -> None:
         locked_call.begin_hooks.append(end_mark_of_running_task)
     on_app_finalize(_on_finalize)
     task_prerun.connect(_exclude_from_autoretry, dispatch_uid="django_zklock.task", weak=False)
+    task_prerun.connect(_end_mark_of_other_code, dispatch_uid="django_zklock.unique", weak=False)
     unique.install()
 
 

@@ -7,22 +7,26 @@ message names the mark. Whatever ends the message without its body, or begins th
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 import celery
-from celery.signals import task_failure, task_postrun, task_rejected, task_revoked, task_unknown
+from celery.signals import task_failure, task_postrun, task_received, task_rejected, task_revoked, task_unknown
 
 from django_zklock import signals
 from django_zklock.connections import connections
+from django_zklock.contrib.celery.internals.sending import destination
 from django_zklock.exceptions import ZkLockError
 from django_zklock.locked_call import LockedCall
+from django_zklock.zk import owners
 from django_zklock.zk.lock import Lock
 from django_zklock.zk.ops import sent
 from django_zklock.zk.ops.sent import Mark
 from django_zklock.zk.pool import Pool
+from django_zklock.zk.waiting import seconds
 
 logger = logging.getLogger("django_zklock.celery")
 
@@ -31,69 +35,127 @@ HEADER = "zklock_sent"
 # Seconds after which a message is taken for lost, unless a setting says otherwise.
 MAX_AGE = 3600.0
 
-# Where a message goes: a call to another queue is another one.
-WAY = ("queue", "exchange", "routing_key", "priority")
-# What says nothing about the message. All other options ask for a message of their own: its id, its time, what follows
-# it, or what its body reads in its request.
-_HARMLESS = frozenset({"producer", "connection", "retry", "retry_policy", "add_to_parent", "periodic_task_name", *WAY})
+# What says nothing about the message but where it goes, which is looked up. All other options ask for a message of
+# their own: its id, its time, what follows it, or what its body reads in its request.
+_HARMLESS = frozenset({
+    "queue", "exchange", "routing_key", "priority", "producer", "connection", "retry", "retry_policy", "add_to_parent",
+    "periodic_task_name",
+})  # fmt: skip
 _EMPTY = frozenset({dict, list, tuple})
-# What beat writes.
-_HARMLESS_HEADERS = frozenset({"celery_beat_task"})
+# What beat writes, Celery's and that of django-celery-beat.
+_HARMLESS_HEADERS = frozenset({"celery_beat_task", "periodic_task_name"})
+
+# The requests of a worker's main process whose messages have a mark, by the id of the message.
+_received: WeakValueDictionary[str, Any] = WeakValueDictionary()
+# Tasks for which it was said already that each call is sent.
+_told: set[str] = set()
 
 
 def send(task: Any, call: LockedCall, own: tuple[Any, ...], arguments: tuple[Any, Any], options: dict[str, Any]) -> Any:
     """Send ``task``, or return the result of the message that waits for the same run already."""
     publish = partial(type(task).apply_async, task, *arguments)
-    if not _is_plain(options) or task.expires is not None or task.app.conf.task_always_eager:
+    found = _what_runs(task, call, own, arguments, options) if _is_plain(task, options) else None
+    if found is None:
         return publish(**options)
-    try:
-        key = call.key((*own, *(arguments[0] or ())), dict(arguments[1] or {}))
-        lock = call.lock(key, call.alias(key), lambda: None)
-    except Exception:  # noqa: BLE001 - the key is the user's
-        # The same error will fail the task.
-        return publish(**options)
-    way = [getattr(options.get(name), "name", options.get(name)) for name in WAY]
+    lock, way = found
     mark = sent.new_mark(lock.pool, celery.uuid(), call.name, task.name, lock.rule, lock.keys, way)
-    found = _claim(task, lock, mark)
-    if found is not None and found != mark.id:
-        logger.info("event=not_sent key=%r task=%s waiting=%s", lock.key, task.name, found)
-        signals.send(signals.not_sent, **signals.common_arguments(lock), task=task.name, id=found)
-        return task.AsyncResult(found)
+    waiting = _claim(task, lock, mark)
+    if waiting is not None and waiting != mark.id:
+        logger.info("event=not_sent key=%r task=%s waiting=%s", lock.key, task.name, waiting)
+        signals.send(signals.not_sent, **signals.common_arguments(lock), task=task.name, id=waiting)
+        return task.AsyncResult(waiting)
     headers = {**(options.get("headers") or {}), HEADER: [lock.pool.name, mark.name]}
     try:
         result = publish(**{**options, "task_id": mark.id, "headers": headers})
     except BaseException:
-        _remove_soon(lock.pool, mark)
+        remove_soon(lock.pool, mark)
         raise
-    if found is not None:
+    if waiting is not None:
         # At the end of the interpreter there may be no session any more.
         with suppress(ZkLockError):
             sent.confirm(lock.pool, mark)
     return result
 
 
-def _is_plain(options: dict[str, Any]) -> bool:
+def _what_runs(
+    task: Any, call: LockedCall, own: tuple[Any, ...], arguments: tuple[Any, Any], options: dict[str, Any]
+) -> tuple[Lock, list[str]] | None:
+    """Return the lock of the call and the way of its message, or ``None`` if no other message can stand for it."""
+    if owners.must_not_block():
+        tell_always_sent(task, "it is sent in the thread of a running event loop, which would stop")
+        return None
+    try:
+        with _without_request(task):
+            key = call.key((*own, *(arguments[0] or ())), dict(arguments[1] or {}))
+            lock = call.lock(key, call.alias(key), lambda: None)
+        way = destination(task, *arguments, options)
+    except _NoRequestError:
+        tell_always_sent(task, "its key is made of the request of its message")
+        return None
+    except Exception:  # noqa: BLE001 - the key is the user's
+        # The same error will fail the task.
+        return None
+    if way is None:
+        tell_always_sent(task, "only the process that sends a message can read its result")
+        return None
+    return lock, way
+
+
+class _NoRequestError(Exception):
+    """The request of a message was asked for before there is a message."""
+
+
+class _NoRequest:
+    """Stands in a task for the request of the message that is not sent yet."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _NoRequestError(name)
+
+
+@contextmanager
+def _without_request(task: Any) -> Iterator[None]:
+    """Let a bound task have no request, neither an empty one nor that of another message which runs here."""
+    task.request_stack.push(_NoRequest())
+    try:
+        yield
+    finally:
+        task.request_stack.pop()
+
+
+def tell_always_sent(task: Any, reason: str) -> None:
+    """Log once that each call of ``task`` is sent, and why."""
+    if task.name not in _told:
+        _told.add(task.name)
+        logger.warning("event=not_unique task=%s reason=%r consequence=always_sent", task.name, reason)
+
+
+def _is_plain(task: Any, options: dict[str, Any]) -> bool:
     """Return whether the call asks for nothing that another message might not give it."""
+    if task.expires is not None or task.app.conf.task_always_eager:
+        return False
     given = {name for name, value in options.items() if not (value is None or (type(value) in _EMPTY and not value))}
     return given - {"headers"} <= _HARMLESS and set(options.get("headers") or ()) <= _HARMLESS_HEADERS
 
 
 def _claim(task: Any, lock: Lock, mark: Mark) -> str | None:
     """Return the id of the message that will run this call; ``None`` if it is to be sent without a mark."""
-    limit = max_age(task.app)
-    data = sent.encode(key=lock.key, task=task.name, max_age=limit)
     try:
+        limit = max_age(task.app)
+        data = sent.encode(key=lock.key, task=task.name, max_age=limit)
         return sent.claim(lock.pool, mark, data, max_age=limit)
-    except ZkLockError as error:
-        # The mark may exist, and then stays unconfirmed until the body begins.
+    except (ZkLockError, TypeError, ValueError) as error:
+        # The mark may exist, and then stays unconfirmed until the body begins. Or the setting is wrong.
         logger.warning("event=sent_unmarked task=%s id=%s error=%s", task.name, mark.id, error)
         return None
 
 
 def max_age(app: Any) -> float:
-    """Return the seconds after which a message that has not begun is taken for lost."""
-    chosen = app.conf.get("zklock_unique_max_age")
-    return MAX_AGE if chosen is None else float(chosen)
+    """Return the seconds after which a message that has not begun is taken for lost.
+
+    Raises ``TypeError`` and ``ValueError`` for what is no time.
+    """
+    limit = seconds(app.conf.get("zklock_unique_max_age"), "zklock_unique_max_age")
+    return MAX_AGE if limit is None else limit
 
 
 # The ends of a mark.
@@ -109,15 +171,16 @@ def mark_in(headers: Mapping[str, Any] | None, id: object) -> tuple[Pool, Mark] 
     return None if mark is None else (pool, mark)
 
 
-def end_mark(request: Any, timeout: float) -> bool:
+def end_mark(request: Any, timeout: float | None = None) -> bool:
     """Remove the mark of the message of ``request``, a task's, and return whether it had one.
 
-    It is gone when this returns. Takes at most ``timeout`` seconds; raises what :func:`~.sent.remove` raises.
+    It is gone when this returns. Takes at most ``timeout`` seconds, or the connect timeout; raises what
+    :func:`~.sent.remove` raises.
     """
     if (found := mark_in({HEADER: request.get(HEADER)}, request.id)) is None:
         return False
     pool, mark = found
-    sent.remove(pool, mark, timeout=timeout)
+    sent.remove(pool, mark, timeout=pool.options.connect_timeout if timeout is None else timeout)
     # Retries are other messages.
     vars(request).pop(HEADER, None)
     if request.headers and HEADER in request.headers:
@@ -125,7 +188,7 @@ def end_mark(request: Any, timeout: float) -> bool:
     return True
 
 
-def _remove_soon(pool: Pool, mark: Mark) -> None:
+def remove_soon(pool: Pool, mark: Mark) -> None:
     """Remove the mark without waiting, as soon as there is a connection."""
     try:
         sent.Removal(pool.session(mark.path), mark).start()
@@ -133,17 +196,26 @@ def _remove_soon(pool: Pool, mark: Mark) -> None:
         logger.warning("event=mark_left path=%s id=%s error=%r", mark.path, mark.id, error)
 
 
-def _message_ended(request: Any = None, message: Any = None, sender: Any = None, **_facts: Any) -> None:
-    """Remove the mark of a message that a worker has revoked or rejected, or whose process was lost."""
+def _on_received(request: Any, **_facts: Any) -> None:
+    if HEADER in (request.message.headers or {}):
+        _received[request.id] = request
+
+
+def _message_ended(
+    request: Any = None, message: Any = None, sender: Any = None, task_id: Any = None, **_facts: Any
+) -> None:
+    """Remove the mark of a message that a worker has revoked or rejected, or whose task has failed."""
     if message is not None:
         headers = message.headers or {}
         found = mark_in(headers, headers.get("id"))
+    elif (received := _received.get(task_id)) is not None:
+        # Of a failure in the main process, such as a lost child, Celery gives no request before 5.5.
+        found = mark_in(received.message.headers, task_id)
     else:
-        # Of a failure Celery's request is that of the task.
         request = request or getattr(sender, "request", None)
         found = None if request is None else mark_in({HEADER: request.get(HEADER)}, request.id)
     if found is not None:
-        _remove_soon(*found)
+        remove_soon(*found)
 
 
 def _task_ended(task: Any = None, state: str | None = None, **_facts: Any) -> None:
@@ -159,5 +231,6 @@ def notice_end(task: Any) -> None:
 
 def install() -> None:
     """Notice the ends of messages in workers; calling it again changes nothing."""
+    task_received.connect(_on_received, dispatch_uid="django_zklock.unique", weak=False)
     for signal in (task_failure, task_rejected, task_revoked, task_unknown):
         signal.connect(_message_ended, dispatch_uid="django_zklock.unique", weak=False)

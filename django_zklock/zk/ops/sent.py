@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from django_zklock.exceptions import ZooKeeperUnavailable
 from django_zklock.zk import node_data, paths, scripts, wire
@@ -35,16 +36,21 @@ from django_zklock.zk.formatting import escape_controls
 from django_zklock.zk.pool import Pool
 from django_zklock.zk.scripts import RequestScript, Script, or_error
 from django_zklock.zk.session import Session
+from django_zklock.zk.waiting import monotonic
 
 logger = DeferredLogger("django_zklock.sent")
 
 # Seconds for the answer about a call that is to be sent. Then it is sent.
 MAX_ASK = 1.0
+# Seconds after a call without an answer in which no other one waits for one, unless the connection ends or begins.
+PAUSE = 5.0
 # Seconds after which a sender that has not confirmed its message has died, or lost its connection.
 MAX_UNCONFIRMED = 10.0
 MAX_TEXT = 1000
 MAX_BYTES = 4096
 NEW, SENT = "new-", "sent-"
+# Of sessions that have not answered: until when nothing is asked, and the connection for which that holds.
+_silent: WeakKeyDictionary[Session, tuple[float, int, bool]] = WeakKeyDictionary()
 _NAME = re.compile(r"[0-9a-f]{32}")
 _ID = re.compile(r"[0-9A-Za-z_.-]{1,200}")
 
@@ -102,13 +108,21 @@ def claim(pool: Pool, mark: Mark, data: bytes, *, max_age: float) -> str | None:
     enough, the mark is taken over.
 
     Takes one round trip, two if a mark is taken over, and at most ``MAX_ASK`` seconds. Raises ``ZooKeeperUnavailable``
-    if there is no answer, at once while the connection is lost; ``ZkLockError`` if ZooKeeper refuses.
+    if there is no answer, at once while the connection is lost, and for ``PAUSE`` seconds after a call that had none;
+    ``ZkLockError`` if ZooKeeper refuses.
     """
     session = pool.session(mark.path)
     if session.epoch and not session.connected:
         raise ZooKeeperUnavailable(f"ZooKeeper at {session.wire.server} is not connected")
+    until, *connection = _silent.get(session, (0.0, 0, False))
+    if monotonic() < until and connection == [session.epoch, session.connected]:
+        raise ZooKeeperUnavailable(f"ZooKeeper at {session.wire.server} has not answered a call before this one")
     script = partial(_claim, session, mark, data, max_age)
-    return scripts.run(session, script, action=f"write {mark.path}", timeout=MAX_ASK, mutates=True)
+    try:
+        return scripts.run(session, script, action=f"write {mark.path}", timeout=MAX_ASK, mutates=True)
+    except ZooKeeperUnavailable:
+        _silent[session] = monotonic() + PAUSE, session.epoch, session.connected
+        raise
 
 
 def _claim(session: Session, mark: Mark, data: bytes, max_age: float) -> RequestScript[str | None]:

@@ -326,8 +326,26 @@ def test_unique__always_sent(app: Celery, shop: Pool) -> None:
 
     add_task(app, "expires", unique_until="start", expires=60)
     add_task(app, "own", unique_until="start", base=Own)
+
+    def measured(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def measure(*arguments: Any) -> None:
+            function(*arguments)
+
+        return measure
+
+    @app.task(name="hidden", shared=False)
+    @measured
+    @zk_locked("invoice:{number}", using=ALIAS, unique_until="start")
+    def hidden(number: int) -> None: ...
+
     found = one("celery.unique")
-    assert (found.level, found.found.rpartition(": ")[2]) == ("warning", "expires, own")
+    assert (found.level, found.found.rpartition(": ")[2]) == ("warning", "expires, hidden, own")
+    # Only its sender could read the result.
+    app.conf.update(result_backend="rpc://")
+    add_task(app, "remote", unique_until="start")
+    add_task(app, "without", unique_until="start", ignore_result=True)
+    assert one("celery.unique").found.rpartition(": ")[2] == "expires, hidden, own, remote"
 
 
 def test_unique__without_confirmations(app: Celery, shop: Pool) -> None:

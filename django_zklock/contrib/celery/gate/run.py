@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import Retry, TaskRevokedError
 from celery.worker.request import Request
 
 from django_zklock import signals
+from django_zklock.contrib.celery import unique
 from django_zklock.contrib.celery.gate.acquisition import GateAcquisition
 from django_zklock.contrib.celery.gate.attempt import AskingRequest
 from django_zklock.contrib.celery.gate.child_note import DELAY, ChildNote, ended_child_failure
@@ -22,7 +23,6 @@ from django_zklock.contrib.celery.gate.states import IN_POOL, RUN_GRANTED, UNCLA
 from django_zklock.contrib.celery.gate.ticket import HEADER, Ticket
 from django_zklock.contrib.celery.internals import pool, worker
 from django_zklock.contrib.celery.internals.tasks import keep_headers
-from django_zklock.contrib.celery.unique import HEADER as SENT
 from django_zklock.locked_call import LockedCall
 from django_zklock.zk.contender import Contender
 from django_zklock.zk.lock import Lock
@@ -66,7 +66,7 @@ class GateRequest(AskingRequest):
                 except IndexError:
                     effects = self._fall_back(Event.UNSERVED, logger.error, "event=scoreboard_full")
             if self._mark is None:
-                self.request.request_dict.pop(SENT, None)
+                self.request.request_dict.pop(unique.HEADER, None)
             if self.verdict is not Verdict.IN_SLOT or self.deadline is not None:
                 keep_headers(self.request.request_dict)
                 self.request.request_dict[HEADER] = self._ticket(self.attempt.contender)
@@ -201,6 +201,7 @@ class GateRequest(AskingRequest):
     def on_success(self, result: Any, **options: Any) -> Any:
         if not self._takes_report():
             return None
+        self._end_mark()
         self.over()
         return self._callbacks["on_success"](result, **options)
 
@@ -209,6 +210,8 @@ class GateRequest(AskingRequest):
             return None
         # Celery may publish the request again, with its headers.
         self.request.request_dict.pop(HEADER, None)
+        if not isinstance(failure.exception, Retry):
+            self._end_mark()
         error = getattr(failure.exception, "exc", failure.exception)
         if not (isinstance(error, _POOL_FAILURES) and self._is_watched):
             self.over()
@@ -221,6 +224,11 @@ class GateRequest(AskingRequest):
         if not soft and not self._is_watched:
             self.over()
         return self._callbacks["on_timeout"](soft, timeout)
+
+    def _end_mark(self) -> None:
+        """Remove the mark of a message that has ended without a body: its child could not reach ZooKeeper."""
+        if self._mark is not None:
+            unique.remove_soon(self.lock.pool, self._mark)
 
     def _takes_report(self) -> bool:
         """Let the pool report how the task has ended, unless it has failed for its lost lock: it ends once."""

@@ -1,4 +1,4 @@
-"""How a task is sent to its queue again, and how the broker confirms it.
+"""Where a task is sent, how it is sent to its queue again, and how the broker confirms it.
 
 A task that is retried imports this in its child or thread, and so nothing of Celery's worker.
 """
@@ -10,12 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+from celery.app.task import extract_exec_options  # type: ignore[attr-defined]
 from kombu import Connection, Exchange, Producer, Queue
 from kombu.exceptions import OperationalError
 from kombu.pools import connections
 
 # Seconds for which a broker may take to confirm a message; Celery's loop stands still meanwhile.
 CONFIRM_TIMEOUT = 5.0
+
+# The options of a message that say where it goes, and how soon.
+_WAY = ("queue", "exchange", "routing_key", "priority")
 
 # What Celery writes before the routing key of a message that RabbitMQ is to delay: the seconds, in binary digits.
 _DELAY = re.compile(r"^(?:[01]\.){28}")
@@ -39,6 +43,21 @@ def signature_again(task: Any, request: Any, *, countdown: float, headers: dict[
         to = Queue(queue.name, default, routing_key=queue.name)
         options.update(queue=to, exchange="", routing_key=queue.name, declare=())
     return again
+
+
+def destination(task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> list[str] | None:
+    """Return what tells where a message of ``task`` would go, and where its result is to be found.
+
+    ``None`` if only the process that sends it can read the result. Passwords are left out.
+    """
+    app = task.app
+    if not task.ignore_result and str(app.conf.result_backend).startswith("rpc"):
+        return None
+    given = {**extract_exec_options(task), **options}
+    route = app.amqp.router.route(given, task.name, args or (), kwargs or {}, task)
+    connection = options.get("connection") or getattr(options.get("producer"), "connection", None)
+    way = [getattr(route.get(part), "name", route.get(part)) for part in _WAY]
+    return [(connection or app.connection_for_write()).as_uri(), app.backend.as_uri(), *map(str, way)]
 
 
 def shortest_delay(app: Any) -> float:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import celery._state
 import pytest
+from asgiref.sync import sync_to_async
 from celery import Celery, Task, chain, group
 from celery.app.trace import build_tracer
 from celery.contrib.django.task import DjangoTask
 from celery.exceptions import Ignore, Reject
-from celery.signals import task_failure, task_rejected, task_revoked, task_unknown
+from celery.signals import task_failure, task_received, task_rejected, task_revoked, task_unknown
 from django.core.management.base import BaseCommand
 from django.db import transaction
-from kombu import Queue
+from kombu import Connection, Queue
 
 from django_zklock import LockConflict, ZooKeeperUnavailable, signals, zk_locked
 from django_zklock.contrib.celery import RetryLater, install, unique
@@ -35,6 +39,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_zklock.contrib.celery.tasks._decorators", [])
     monkeypatch.setattr("celery._state._on_app_finalizers", set(celery._state._on_app_finalizers))  # type: ignore[attr-defined]
     monkeypatch.setattr(sent, "MAX_ASK", scaled(20))
+    monkeypatch.setattr(unique, "_told", set())
 
 
 class Broker:
@@ -251,12 +256,15 @@ def test_send__own_apply_async(app: Celery, broker: Broker, caplog: pytest.LogCa
 
 
 def test_send__in_an_event_loop(task: Any, broker: Broker) -> None:
-    """It blocks the loop, as Celery does, and is the same."""
+    """No loop waits for ZooKeeper: each call is sent there, and a thread of its own asks."""
 
-    async def send_twice() -> set[str]:
-        return {task.delay(1).id, task.delay(1).id}
+    async def send() -> list[str]:
+        sends = [task.delay(1).id, task.delay(1).id]
+        return sends + [(await sync_to_async(task.delay)(1)).id for _ in range(2)]
 
-    assert asyncio.run(send_twice()) == set(broker.ids)
+    *there, first, second = asyncio.run(send())
+    assert broker.ids == [*there, first]
+    assert (second, broker.marked) == (first, [False, False, True])
 
 
 def test_send__signal(task: Any, broker: Broker) -> None:
@@ -277,8 +285,68 @@ def test_send__signal(task: Any, broker: Broker) -> None:
 
 def test_max_age(app: Celery, task: Any, broker: Broker) -> None:
     """After the age of the setting a message is taken for lost."""
-    app.conf.zklock_unique_max_age = -1
-    assert task.delay(1).id != task.delay(1).id
+    app.conf.zklock_unique_max_age = timedelta(milliseconds=1)
+    first = task.delay(1).id
+    time.sleep(0.05)
+    assert task.delay(1).id != first
+    # A wrong setting costs no call.
+    app.conf.zklock_unique_max_age = "an hour"
+    assert task.delay(2).id != task.delay(2).id
+
+
+def test_send__key_of_the_request(app: Celery, broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    """There is no request yet that a key could be made of, and that of another message is none: each call is sent."""
+
+    def key(task: Any, number: int) -> str:
+        return f"{getattr(task.request, 'tenant', None)}:{number}"
+
+    @app.task(name="t", bind=True)
+    @zk_locked(key, unique_until="start")
+    def work(self: Any, number: int) -> None: ...
+
+    app.finalize()
+    assert len({work.delay(1).id for _ in range(2)}) == 2
+    assert broker.marked == [False, False]
+    assert caplog.text.count("event=not_unique task=t") == 1
+    assert work.request_stack.top is None
+
+
+def test_send__other_ways(app: Celery, task: Any, broker: Broker) -> None:
+    """Calls to other queues, of whatever makes them, are other ones; the name of the default queue is no other way."""
+    first = task.delay(1).id
+    assert task.apply_async((1,), queue="celery").id == first
+    with Connection("memory://elsewhere") as elsewhere:
+        assert task.apply_async((1,), connection=elsewhere).id != first
+    app.conf.task_routes = {"t": {"queue": "moved"}}
+    amqp: Any = app.amqp
+    amqp.flush_routes()
+    amqp.router = amqp.Router()
+    assert task.delay(1).id != first
+    assert len(broker.ids) == 3
+
+
+def test_send__result_of_the_sender_alone(app: Celery, task: Any, broker: Broker) -> None:
+    """Another process could not read the result that it would get."""
+    app.conf.update(result_backend="rpc://")
+    assert len({task.delay(1).id for _ in range(2)}) == 2
+    task.ignore_result = True
+    assert len({task.delay(1).id for _ in range(2)}) == 1
+
+
+@pytest.mark.parametrize("is_locked", [True, False])
+def test_begin__other_code(app: Celery, task: Any, broker: Broker, ensemble: Ensemble, is_locked: bool) -> None:
+    """A worker whose task has no such option, as before a release, lets calls be sent again before the body begins."""
+    task.delay(1)
+    worker, seen = Celery("worker", broker="memory://", set_as_current=False), []
+
+    def work(number: int) -> None:
+        seen.append(marks(ensemble))
+
+    make: Any = worker.task(name="t", shared=False, lazy=False)
+    old = make(zk_locked("{number}")(work) if is_locked else work)
+    assert run(old, broker.messages[0]) is None
+    assert seen == [[]]
+    worker.close()
 
 
 # The ends, where the body runs.
@@ -417,6 +485,11 @@ def test_worker_sees_an_end(task: Any, broker: Broker, ensemble: Ensemble) -> No
         def __init__(self, headers: dict[str, Any]) -> None:
             self.headers = headers
 
+    @dataclass(eq=False)
+    class Received:
+        id: str
+        message: Message
+
     class Context(dict[str, Any]):
         @property
         def id(self) -> str:
@@ -427,9 +500,13 @@ def test_worker_sees_an_end(task: Any, broker: Broker, ensemble: Ensemble) -> No
         lambda headers: task_unknown.send(None, name="t", id=headers["id"], message=Message(headers), exc=None),
         lambda headers: task_rejected.send(None, message=Message(headers), exc=None),
         lambda headers: task_failure.send(type("T", (), {"request": Context(headers)}), task_id=headers["id"]),
+        lambda headers: task_failure.send(type("T", (), {"request": Context()}), task_id=headers["id"]),
     ]
     for number, end in enumerate(ends):
         task.delay(number)
+        received = Received(broker.ids[-1], Message(broker.messages[-1]))
+        if number == len(ends) - 1:
+            task_received.send(None, request=received)
         end(broker.messages[-1])
         wait_until(lambda: marks(ensemble) == [], 20, "the mark is gone")
 

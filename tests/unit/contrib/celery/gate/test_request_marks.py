@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.exceptions import Retry
 
 from django_zklock.contrib.celery import unique
 from django_zklock.contrib.celery.gate import attempt
 from django_zklock.contrib.celery.gate.states import Phase, Verdict
 from django_zklock.contrib.celery.unique import HEADER
-from django_zklock.exceptions import LockConflict
+from django_zklock.exceptions import LockConflict, ZooKeeperUnavailable
 from django_zklock.zk.ops.sent import Mark
 
 from .workplace import Workplace
@@ -143,3 +145,22 @@ def test_zookeeper_silent(removals: list[Removal], monkeypatch: pytest.MonkeyPat
     assert locked.pair == (Phase.DECIDED, Verdict.IN_SLOT)
     workplace.end_task()
     assert (workplace.submitted, HEADER in locked.request.request_dict) == (["id"], True)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_removed"), [(None, True), (ZooKeeperUnavailable("away"), True), (Retry("later"), False)]
+)
+def test_reported(removals: list[Removal], monkeypatch: pytest.MonkeyPatch, error: Any, is_removed: bool) -> None:
+    """A message that has ended keeps no call from being sent, although its child could not tell that to ZooKeeper."""
+    removed: list[Mark] = []
+    monkeypatch.setattr(unique, "remove_soon", lambda _pool, mark: removed.append(mark))
+    workplace = Workplace()
+    locked = asking(workplace, keeps_mark=True)
+    refuse(locked)
+    workplace.end_task()
+    assert removed == []
+    if error is None:
+        locked.on_success((False, None, 0.0))
+    else:
+        locked.on_failure(SimpleNamespace(exception=error))
+    assert [mark.id for mark in removed] == ["id"] * is_removed
