@@ -201,7 +201,8 @@ class GateRequest(AskingRequest):
     def on_success(self, result: Any, **options: Any) -> Any:
         if not self._takes_report():
             return None
-        self._end_mark()
+        is_failed, outcome, _runtime = result
+        self._end_mark(outcome.exception if is_failed else None)
         self.over()
         return self._callbacks["on_success"](result, **options)
 
@@ -210,8 +211,7 @@ class GateRequest(AskingRequest):
             return None
         # Celery may publish the request again, with its headers.
         self.request.request_dict.pop(HEADER, None)
-        if not isinstance(failure.exception, Retry):
-            self._end_mark()
+        self._end_mark(failure.exception)
         error = getattr(failure.exception, "exc", failure.exception)
         if not (isinstance(error, _POOL_FAILURES) and self._is_watched):
             self.over()
@@ -225,9 +225,11 @@ class GateRequest(AskingRequest):
             self.over()
         return self._callbacks["on_timeout"](soft, timeout)
 
-    def _end_mark(self) -> None:
-        """Remove the mark of a message that has ended without a body: its child could not reach ZooKeeper."""
-        if self._mark is not None:
+    def _end_mark(self, error: BaseException | None) -> None:
+        """Remove the mark of a message that has ended without a body, unless it comes back: its child could not."""
+        # In threads and greenlets billiard has wrapped it.
+        comes_back = isinstance(error, Retry) or isinstance(getattr(error, "exc", None), Retry)
+        if self._mark is not None and not comes_back:
             unique.remove_soon(self.lock.pool, self._mark)
 
     def _takes_report(self) -> bool:

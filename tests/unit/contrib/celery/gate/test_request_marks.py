@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from billiard.einfo import ExceptionWithTraceback  # type: ignore[attr-defined]
 from celery.exceptions import Retry
 
 from django_zklock.contrib.celery import unique
@@ -19,6 +20,8 @@ from django_zklock.zk.ops.sent import Mark
 from .workplace import Workplace
 
 pytestmark = pytest.mark.celery
+
+WRAPPED = ExceptionWithTraceback(Retry("later"), None)
 
 
 class Removal:
@@ -147,10 +150,13 @@ def test_zookeeper_silent(removals: list[Removal], monkeypatch: pytest.MonkeyPat
     assert (workplace.submitted, HEADER in locked.request.request_dict) == (["id"], True)
 
 
+@pytest.mark.parametrize("by", ["on_success", "on_failure"])
 @pytest.mark.parametrize(
-    ("error", "is_removed"), [(None, True), (ZooKeeperUnavailable("away"), True), (Retry("later"), False)]
+    ("error", "is_removed"), [(ZooKeeperUnavailable("away"), True), (Retry("later"), False), (WRAPPED, False)]
 )
-def test_reported(removals: list[Removal], monkeypatch: pytest.MonkeyPatch, error: Any, is_removed: bool) -> None:
+def test_reported(
+    removals: list[Removal], monkeypatch: pytest.MonkeyPatch, by: str, error: Exception, is_removed: bool
+) -> None:
     """A message that has ended keeps no call from being sent, although its child could not tell that to ZooKeeper."""
     removed: list[Mark] = []
     monkeypatch.setattr(unique, "remove_soon", lambda _pool, mark: removed.append(mark))
@@ -159,8 +165,10 @@ def test_reported(removals: list[Removal], monkeypatch: pytest.MonkeyPatch, erro
     refuse(locked)
     workplace.end_task()
     assert removed == []
-    if error is None:
-        locked.on_success((False, None, 0.0))
+    failure = SimpleNamespace(exception=error)
+    if by == "on_success":
+        # By which Celery's pools report what a task has raised, too.
+        locked.on_success((True, failure, 0.0))
     else:
-        locked.on_failure(SimpleNamespace(exception=error))
+        locked.on_failure(failure)
     assert [mark.id for mark in removed] == ["id"] * is_removed
