@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from django_zklock.zk.ops import sent
 from tests.browser.conftest import AddContender, Visit
 from tests.browser.visitor import LIST, Visitor, page_of
+from tests.toolbox.celery.workshop import Workshop
+from tests.toolbox.timing import scaled
 
 # Each sets a variable of the window if it is executed.
 SCRIPT = "<script>window.attacked = true</script>"
@@ -75,6 +78,22 @@ def test_lock__hostile_queue(visit: Visit, add_contender: AddContender) -> None:
     expect(page.locator(".zklock-queue tbody tr")).to_have_count(len(CONTENDERS))
     expect(page.get_by_role("button", name="Break the lock")).to_have_count(len(CONTENDERS))
     assert_whole(visitor)
+
+
+def test_lock__hostile_sent(visit: Visit, add_contender: AddContender, workshop: Workshop) -> None:
+    """So do the calls that are sent and have not begun, which any client can write too."""
+    add_contender(SCRIPT)
+    for number, (task, id) in enumerate(((IMAGE, "4711"), (ENDLESS, "a" * 200), (OVERRIDE, "1"))):  # noqa: A001
+        mark = sent.new_mark(workshop.pool, id, number)
+        sent.claim(workshop.pool, mark, sent.encode(key=SCRIPT, task=task, max_age=60.0), max_age=60.0)
+    visitor = visit()
+    page = visitor.page
+    page.goto(page_of(SCRIPT))
+    shown = page.get_by_role("heading", name="Sent, and not begun").locator("xpath=following::table[1]")
+    expect(shown.locator("tbody tr")).to_have_count(3)
+    expect(shown).to_contain_text(f"{IMAGE} [4711]")
+    assert_whole(visitor)
+    sent.prune(workshop.pool, sent.find(workshop.pool, timeout=scaled(20)), timeout=scaled(20))
 
 
 @pytest.mark.parametrize("data", ["script", "endless"])
