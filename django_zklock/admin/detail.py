@@ -45,6 +45,8 @@ logger = logging.getLogger("django_zklock.admin")
 RESULTS_APP = "django_celery_results"
 # How many actions the page of a lock shows.
 MAX_RECENT = 5
+# How many calls of all locks may be sent, so that the page looks for those of its own.
+MAX_SENT = 1000
 ACTIONS = {trail.BROKEN: _("broken"), trail.REQUESTED: _("release requested")}
 SENT = {"sent": _("sent"), "unconfirmed": _("maybe not sent"), "stale": _("maybe lost")}
 OUTCOMES = {trail.BROKEN: _("broken"), trail.GONE: _("no longer held"), trail.HOLDS: _("still held")}
@@ -127,8 +129,11 @@ def trail_of(lock: Lock, reader: AliasReader, limit: int | None = None) -> list[
 
 
 def sent_of(key: str, reader: AliasReader) -> list[SentCall]:
-    """Return the calls of tasks that are sent and have not begun, for the lock ``key``; none if they cannot be read."""
-    return [call for call in reader.read(sent.find) or [] if call.key == key]
+    """Return the calls of tasks that are sent and have not begun, for the lock ``key``.
+
+    None if they cannot be read, or if those of all locks are too many for a page that is read again and again.
+    """
+    return [call for call in reader.read(partial(sent.find, most=MAX_SENT)) or [] if call.key == key]
 
 
 def _sent_row(call: SentCall) -> SentRow:

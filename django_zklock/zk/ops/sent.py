@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -244,8 +245,8 @@ class SentCall:
         return "sent" if self.is_confirmed else "unconfirmed"
 
 
-def find(pool: Pool, *, timeout: float | None) -> list[SentCall]:
-    """Return the calls that are sent and have not begun, by key and task.
+def find(pool: Pool, *, timeout: float | None, most: float = math.inf) -> list[SentCall]:
+    """Return the calls that are sent and have not begun, by key and task; none if there are more than ``most``.
 
     Raises ``ZooKeeperUnavailable`` if ZooKeeper does not answer in ``timeout`` seconds, ``ZkLockError`` if it refuses.
     """
@@ -254,7 +255,7 @@ def find(pool: Pool, *, timeout: float | None) -> list[SentCall]:
     def script() -> RequestScript[list[SentCall]]:
         session.wire.sync(parent)
         (names,) = yield [or_error(partial(session.wire.children, parent), wire.NoNodeError)]
-        if isinstance(names, Exception):
+        if isinstance(names, Exception) or len(names) > most:
             return []
         nodes = [f"{parent}/{name}" for name in names]
         contents = yield from scripts.read_many(session, [wire.Read(path) for path in nodes])

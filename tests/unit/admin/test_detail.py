@@ -64,6 +64,9 @@ def test_lock__sent(viewer: Client, hold: Hold, monkeypatch: pytest.MonkeyPatch)
     assert "Sent, and not begun" in text
     assert " billing.<settle> [5b7e-17] maybe not sent 1 " in text
     assert "5b7e-18" not in text
+    # They are read again and again.
+    monkeypatch.setattr(detail, "MAX_SENT", 1)
+    assert "Sent, and not begun" not in text_of(viewer.get(url_of("account:17")))
 
 
 def test_lock__bars(viewer: Client, hold: Hold, join: Join) -> None:
