@@ -201,8 +201,9 @@ class GateRequest(AskingRequest):
     def on_success(self, result: Any, **options: Any) -> Any:
         if not self._takes_report():
             return None
-        is_failed, outcome, _runtime = result
-        self._end_mark(outcome.exception if is_failed else None)
+        if self._mark is not None:
+            is_failed, outcome, _runtime = result
+            self._end_mark(outcome.exception if is_failed else None)
         self.over()
         return self._callbacks["on_success"](result, **options)
 
