@@ -13,6 +13,7 @@ from celery.app.trace import task_has_custom
 from django_zklock import operations
 from django_zklock.contrib.celery.gate.gate import is_wanted
 from django_zklock.contrib.celery.internals.delivery import VISIBILITY_TIMEOUT
+from django_zklock.contrib.celery.internals.sending import has_private_result
 from django_zklock.contrib.celery.retry import RetryLater
 from django_zklock.contrib.celery.tasks import hidden_lock, outermost_lock
 from django_zklock.doctor.finding import Examination, Finding
@@ -276,14 +277,13 @@ def _session_timeout(session_timeout: float, tasks: Sequence[LockedTask], visibi
 
 def _unique(app: Any, unique: Sequence[LockedTask]) -> Finding:
     examined = Examination("celery.unique", f"{len(unique)} with unique_until")
-    is_remote = str(app.conf.result_backend).startswith("rpc")
     always = [
         each.task.name
         for each in unique
         if type(each.task).apply_async is not Task.apply_async
         or each.task.expires is not None
         or outermost_lock(each.task)[0] is not each.call
-        or (is_remote and not each.task.ignore_result)
+        or has_private_result(each.task)
     ]
     if always:
         return examined.warning(

@@ -60,7 +60,7 @@ for _ in range(2):
     zk_locked("{{key}}")(lambda key: None)
 print([len(each.receivers) - count for each, count in zip(signals, before)])
 """
-    assert run(code) == "[2, 1, 1]\n"
+    assert run(code) == "[3, 1, 1]\n"
 
 
 @pytest.mark.celery

@@ -147,7 +147,8 @@ def _claim(session: Session, mark: Mark, data: bytes, max_age: float) -> Request
         # It was created, or has gone, between two of the requests.
         return None
     age, was_sent = (found.mtime - found.ctime) / 1000, name.startswith(SENT)
-    if age <= (max_age if was_sent else MAX_UNCONFIRMED):
+    # It is negative where that clock has gone back.
+    if 0 <= age <= (max_age if was_sent else MAX_UNCONFIRMED):
         return name.removeprefix(SENT) if was_sent else None
     take_over = partial(ask.replace, [f"{mark.path}/{name}", mark.path], nodes)
     (taken,) = yield [or_error(take_over, wire.NoNodeError, wire.NotEmptyError, wire.NodeExistsError)]

@@ -112,6 +112,9 @@ class Lease:
         answers = self._answered
         if not answers or now - answers[-1][0] >= self._margin * _RESOLUTION:
             answers.append((now, sent.at))
+            # An idle session has the answers to pings alone, for days.
+            while len(answers) > 1 and answers[1][0] <= now - self._margin:
+                answers.popleft()
         if seen_by_leader:
             self._known_to_leader = max(self._known_to_leader, sent.answered_a_margin_before)
         if written and self.timeout is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from celery import Celery, Task
 from celery.app import app_or_default
+from celery.backends.rpc import RPCBackend
 from kombu import Queue
 
 from django_zklock import doctor, operations, zk_locked
@@ -342,9 +343,9 @@ def test_unique__always_sent(app: Celery, shop: Pool) -> None:
     found = one("celery.unique")
     assert (found.level, found.found.rpartition(": ")[2]) == ("warning", "expires, hidden, own")
     # Only its sender could read the result.
-    app.conf.update(result_backend="rpc://")
-    add_task(app, "remote", unique_until="start")
-    add_task(app, "without", unique_until="start", ignore_result=True)
+    backend = RPCBackend(app)
+    add_task(app, "remote", unique_until="start", backend=backend)
+    add_task(app, "without", unique_until="start", backend=backend, ignore_result=True)
     assert one("celery.unique").found.rpartition(": ")[2] == "expires, hidden, own, remote"
 
 

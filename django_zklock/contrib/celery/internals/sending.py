@@ -5,6 +5,7 @@ A task that is retried imports this in its child or thread, and so nothing of Ce
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,16 +49,24 @@ def signature_again(task: Any, request: Any, *, countdown: float, headers: dict[
 def destination(task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> list[str] | None:
     """Return what tells where a message of ``task`` would go, and where its result is to be found.
 
-    ``None`` if only the process that sends it can read the result. Passwords are left out.
+    ``None`` if only the process that sends it can read the result. Options of the transport may have prefixes and
+    folders. Passwords of addresses are left out.
     """
     app = task.app
-    if not task.ignore_result and str(app.conf.result_backend).startswith("rpc"):
+    if has_private_result(task):
         return None
     given = {**extract_exec_options(task), **options}
     route = app.amqp.router.route(given, task.name, args or (), kwargs or {}, task)
     connection = options.get("connection") or getattr(options.get("producer"), "connection", None)
     way = [getattr(route.get(part), "name", route.get(part)) for part in _WAY]
-    return [(connection or app.connection_for_write()).as_uri(), app.backend.as_uri(), *map(str, way)]
+    places = (connection or app.connection_for_write()).as_uri(), task.backend.as_uri()
+    more = app.conf.broker_transport_options, app.conf.result_backend_transport_options
+    return [*places, *map(str, way), json.dumps(more, sort_keys=True, default=str)]
+
+
+def has_private_result(task: Any) -> bool:
+    """Whether ``task`` has a result that only the process that sends it can read."""
+    return not task.ignore_result and str(task.backend.as_uri()).startswith("rpc")
 
 
 def shortest_delay(app: Any) -> float:

@@ -317,17 +317,20 @@ def test_send__other_ways(app: Celery, task: Any, broker: Broker) -> None:
     assert task.apply_async((1,), queue="celery").id == first
     with Connection("memory://elsewhere") as elsewhere:
         assert task.apply_async((1,), connection=elsewhere).id != first
+    app.conf.broker_transport_options = {"global_keyprefix": "staging"}
+    assert task.delay(1).id != first
+    app.conf.broker_transport_options = {}
     app.conf.task_routes = {"t": {"queue": "moved"}}
     amqp: Any = app.amqp
     amqp.flush_routes()
     amqp.router = amqp.Router()
     assert task.delay(1).id != first
-    assert len(broker.ids) == 3
+    assert len(broker.ids) == 4
 
 
 def test_send__result_of_the_sender_alone(app: Celery, task: Any, broker: Broker) -> None:
     """Another process could not read the result that it would get."""
-    app.conf.update(result_backend="rpc://")
+    app.conf.update(result_backend="celery.backends.rpc:RPCBackend")
     assert len({task.delay(1).id for _ in range(2)}) == 2
     task.ignore_result = True
     assert len({task.delay(1).id for _ in range(2)}) == 1

@@ -57,6 +57,18 @@ def test_nothing_yet() -> None:
     assert lease.end == -math.inf
 
 
+def test_pings_alone(lease: Lease) -> None:
+    """An idle session keeps few answers, and the lock after that builds on the last one that is old enough."""
+    for number in range(1, 1000):
+        read(lease, number * TIMEOUT / 3)
+    assert len(lease._answered) <= 3
+    now = 1000 * TIMEOUT / 3
+    lease.forget()
+    write(lease, now)
+    write(lease, now + 0.1)
+    assert lease.end == now - TIMEOUT / 3 + LIFE
+
+
 @pytest.mark.shows("faults#a-session-moves-to-a-server-that-grants-another-timeout")
 def test_connected__to_a_server_that_grants_less(lease: Lease) -> None:
     """The leader counts the lower timeout from the handshake on, whatever was proven before."""
