@@ -9,11 +9,12 @@ from django.core.management.base import CommandError
 
 from django_zklock import operations
 from django_zklock.connections import connections
+from django_zklock.exceptions import ZkLockError
 from django_zklock.management.subcommands import _common, _output, arguments
 from django_zklock.management.subcommands._output import Terminal
 from django_zklock.management.subcommands.exit_codes import COULD_NOT_RUN, FOUND_PROBLEM, OK
 from django_zklock.operations import Search
-from django_zklock.zk.ops import search
+from django_zklock.zk.ops import search, sent
 
 HELP = "list the locks that have a holder or a waiter"
 
@@ -84,8 +85,23 @@ def run(
         for pool in map(connections.__getitem__, [alias for alias in aliases if alias not in problems]):
             hosts = pool.options.connection.hosts
             terminal.write(f"{what} are in use under {pool.options.root} at {hosts}.\n")
+    if not is_json and not is_filtered:
+        for alias in [each for each in aliases if each not in problems]:
+            _write_sent(terminal, alias, f" of {alias}" if several else "")
     # Raised after the output: an ensemble that cannot be reached must not hide the others.
     if problems:
         raise CommandError("; ".join(problems.values()), returncode=COULD_NOT_RUN)
     # Exit 1 if a filter matched nothing, like grep. An empty, unfiltered list is fine.
     return FOUND_PROBLEM if is_filtered and output.is_empty else OK
+
+
+def _write_sent(terminal: Terminal, alias: str, where: str) -> None:
+    """Write how many calls of tasks are sent and have not begun, if any are."""
+    pool = connections[alias]
+    try:
+        count = sent.count(pool, timeout=pool.options.connect_timeout)
+    except ZkLockError:  # its ACL may be another one than that of locks
+        return
+    if count:
+        calls = f"{count} call{'' if count == 1 else 's'} of tasks{where}"
+        terminal.write(f"{calls} {'is' if count == 1 else 'are'} sent and not begun: zklock sent shows them.\n")

@@ -267,6 +267,17 @@ def find(pool: Pool, *, timeout: float | None, most: float = math.inf) -> list[S
     return sorted(found, key=lambda call: (call.key, call.task, call.since))
 
 
+def count(pool: Pool, *, timeout: float | None) -> int:
+    """Return how many calls are sent and have not begun. Raises what :func:`find` raises."""
+    session, parent = pool.inspection(), f"{pool.options.root}/{paths.SENT}"
+
+    def script() -> RequestScript[int]:
+        (names,) = yield [or_error(partial(session.wire.children, parent), wire.NoNodeError)]
+        return 0 if isinstance(names, Exception) else len(names)
+
+    return scripts.run(session, script, action=f"list {parent}", timeout=timeout)
+
+
 def _decode(nodes: Sequence[str], contents: Sequence[Any], children: Sequence[Any]) -> Iterator[SentCall]:
     for path, content, names in zip(nodes, contents, children, strict=True):
         if not (isinstance(content, tuple) and isinstance(names, list) and len(names) == 1):

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from django_zklock.connections import connections
+from django_zklock.exceptions import ZkLockError
 from django_zklock.zk.ops import sent
 from tests.toolbox.django.command import Hold, run
 from tests.toolbox.timing import scaled
@@ -50,6 +51,24 @@ def test_sent__table(zklock: str) -> None:
     ]
     assert [row[0] for row in facts(run("sent", "invoice:42"))[1:]] == ["invoice:42"]
     assert run("sent", "invoice", status=1).startswith("No call of lock invoice is known")
+
+
+def test_list__says_how_many(zklock: str, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of all locks ends with the number of calls, if there are any and it may be read."""
+    hold("account:17")
+    assert "sent" not in run("list")
+    send("invoice:42", "one")
+    assert run("list").splitlines()[-1] == "1 call of tasks is sent and not begun: zklock sent shows them."
+    send("account:17", "two")
+    assert "2 calls of tasks are sent" in run("list")
+    assert "sent" not in run("list", "account*")
+    assert "sent" not in run("list", "--json")
+
+    def refuse(*_arguments: object, **_options: object) -> int:
+        raise ZkLockError("refused")
+
+    monkeypatch.setattr(sent, "count", refuse)
+    assert "calls" not in run("list")
 
 
 def test_sent__json(zklock: str) -> None:
