@@ -108,18 +108,25 @@ class _NoRequestError(Exception):
 class _NoRequest:
     """Stands in a task for the request of the message that is not sent yet."""
 
+    was_asked = False
+
     def __getattr__(self, name: str) -> NoReturn:
+        self.was_asked = True
         raise _NoRequestError(name)
 
 
 @contextmanager
 def _without_request(task: Any) -> Iterator[None]:
     """Let a bound task have no request, neither an empty one nor that of another message which runs here."""
-    task.request_stack.push(_NoRequest())
+    request = _NoRequest()
+    task.request_stack.push(request)
     try:
         yield
     finally:
         task.request_stack.pop()
+    if request.was_asked:
+        # The key has caught the error.
+        raise _NoRequestError
 
 
 def tell_always_sent(task: Any, reason: str) -> None:

@@ -294,11 +294,15 @@ def test_max_age(app: Celery, task: Any, broker: Broker) -> None:
     assert task.delay(2).id != task.delay(2).id
 
 
-def test_send__key_of_the_request(app: Celery, broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("caught", [(), Exception])
+def test_send__key_of_the_request(app: Celery, broker: Broker, caplog: pytest.LogCaptureFixture, caught: Any) -> None:
     """There is no request yet that a key could be made of, and that of another message is none: each call is sent."""
 
     def key(task: Any, number: int) -> str:
-        return f"{getattr(task.request, 'tenant', None)}:{number}"
+        try:
+            return f"{getattr(task.request, 'tenant', None)}:{number}"
+        except caught:
+            return str(number)
 
     @app.task(name="t", bind=True)
     @zk_locked(key, unique_until="start")
