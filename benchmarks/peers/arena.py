@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from benchmarks.peers.contestants import CONTESTANTS, REDIS, Contestant
 from benchmarks.peers.counters import Counted, CountedRedis, CountedZooKeeper
 from benchmarks.peers.load import Load
-from benchmarks.peers.program import TIMEOUT, Program
+from benchmarks.peers.program import Program
 from benchmarks.peers.team import Team
+from benchmarks.peers.warm_up import WarmUp
 from tests.toolbox.brokers.redis import Redis
 from tests.toolbox.network.port import LOOPBACK
 from tests.toolbox.processes.java import QUICK_START
@@ -26,10 +25,6 @@ if TYPE_CHECKING:
 # Of the options for a short life, this one is kept.
 KEPT_OPTION = "-XX:-UsePerfData"
 MEMORY = "512m"
-# A program is warm if a cycle takes more than this share of the processor time that it took the time before; and if not
-# for so many times, it is taken as it is.
-SETTLED = 0.9
-MAX_WARM_UPS = 10
 
 
 class LastingZooKeeper(ZooKeeper):
@@ -43,7 +38,7 @@ class LastingZooKeeper(ZooKeeper):
 class Arena:
     """What scenarios share.
 
-    ``warm_up`` is for how many seconds a new server works before it counts, and a new JVM at a time, until it is warm.
+    ``warm_up`` is for how many seconds a new server works before it counts, and a turn of new Java programs takes.
     """
 
     def __init__(self, warm_up: float, seconds: float = 1.0) -> None:
@@ -96,40 +91,30 @@ class Arena:
         return self._ports[service, delay]
 
     def team(self, contestant: Contestant, *, processes: bool = False) -> Team:
-        """Return the programs of a contestant; each is warmed up if its runtime needs that."""
+        """Return the programs of a contestant; they are warmed up if their runtime needs that."""
         apart = contestant.apart if processes else None
         is_apart = apart is not None
         if (contestant.name, is_apart) not in self._teams:
             arguments = apart or contestant.arguments
+            # A program with one of several contenders makes exclusive locks alone.
+            kinds = ["exclusive"] if is_apart else sorted(contestant.kinds)
+            loads = [self._warm_up_load(contestant, kind) for kind in kinds]
+            warm_up = WarmUp(self.warm_up if contestant.warms_up else 0.0, loads)
             team = self._teams[contestant.name, is_apart] = Team(
-                lambda: Program(arguments()),
-                is_apart=is_apart,
-                # A program with one of several contenders makes exclusive locks alone.
-                warm_up=partial(self._warm_up, contestant, ["exclusive"] if is_apart else sorted(contestant.kinds)),
+                lambda: Program(arguments()), is_apart=is_apart, warm_up=warm_up
             )
             self._stack.callback(team.end)
         return self._teams[contestant.name, is_apart]
 
-    def _warm_up(self, contestant: Contestant, kinds: Sequence[str], program: Program) -> None:
-        if not (contestant.warms_up and self.warm_up):
-            return
-        for kind in kinds:
-            load = Load(
-                host=LOOPBACK,
-                port=self.service(contestant.service).port,
-                key=f"warm-{contestant.name}-{kind}",
-                kind=kind,
-                contenders=2,
-                keys=2 if kind == "several" else 1,
-            )
-            program.ask(f"open {load.words()}")
-            spent = math.inf
-            for _ in range(MAX_WARM_UPS):
-                ran = program.ask("run", start=time.monotonic(), seconds=self.warm_up, timeout=TIMEOUT + self.warm_up)
-                before, spent = spent, ran["cpu"] / ran["cycles"]
-                if spent > SETTLED * before:
-                    break
-            program.ask("close")
+    def _warm_up_load(self, contestant: Contestant, kind: str) -> Load:
+        return Load(
+            host=LOOPBACK,
+            port=self.service(contestant.service).port,
+            key=f"warm-{contestant.name}-{kind}",
+            kind=kind,
+            contenders=2,
+            keys=2 if kind == "several" else 1,
+        )
 
 
 def module(name: str, *arguments: str) -> Program:

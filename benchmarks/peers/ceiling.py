@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,12 +12,17 @@ from benchmarks.peers.arena import MEMORY, Arena, LastingZooKeeper, module
 from benchmarks.peers.counters import cpu_seconds
 from benchmarks.peers.program import Figures, Program
 from benchmarks.peers.scenario import Round
+from benchmarks.peers.warm_up import WarmUp
 from tests.toolbox.zookeeper.ensemble import Ensemble
 from tests.toolbox.zookeeper.server import ZooKeeper
 
 SECONDS = 0.6
 # The ceiling is where a cycle takes this many times as long as with one client.
 FACTOR = 2.0
+# With 64 three servers that compiled on two cores have closed a connection.
+WARM_UP_CLIENTS = 8
+# Lets so many clients work for so many seconds.
+Cycle = Callable[[int, float], Figures]
 
 
 @dataclass(frozen=True)
@@ -43,20 +48,27 @@ class CeilingScenario:
             rounds: dict[str, Round] = {}
             for name, nodes in servers.items():
                 program = stack.enter_context(module("clients.surge", *(str(node.port) for node in nodes)))
-                if arena.warm_up:
-                    program.ask("cycle", clients=self.steps[-1], seconds=arena.warm_up)
-                rounds[name] = partial(self._climb, program, nodes, SECONDS * arena.seconds)
+                cycle = partial(self._cycle, program, nodes)
+                WarmUp(arena.warm_up).together(partial(self._warm_up, cycle))
+                rounds[name] = partial(self._climb, cycle, SECONDS * arena.seconds)
             yield rounds
 
-    def _climb(self, program: Program, nodes: Sequence[ZooKeeper], seconds: float, _number: int) -> Figures:
+    @staticmethod
+    def _warm_up(cycle: Cycle, seconds: float) -> Figures:
+        return {"cpu": cycle(WARM_UP_CLIENTS, seconds)["server_cpu"], "cycles": 1.0}
+
+    def _climb(self, cycle: Cycle, seconds: float, _number: int) -> Figures:
         found: Figures = {}
         for clients in self.steps:
-            before = sum(cpu_seconds(node.pid) for node in nodes)
-            figures = program.ask("cycle", clients=clients, seconds=seconds)
-            used = sum(cpu_seconds(node.pid) for node in nodes) - before
-            figures["server_cpu"] = used / max(figures["rate"] * seconds, 1.0)
-            found |= {step_name(name, clients): value for name, value in figures.items()}
+            found |= {step_name(name, clients): value for name, value in cycle(clients, seconds).items()}
         return found
+
+    @staticmethod
+    def _cycle(program: Program, nodes: Sequence[ZooKeeper], clients: int, seconds: float) -> Figures:
+        before = sum(cpu_seconds(node.pid) for node in nodes)
+        figures = program.ask("cycle", clients=clients, seconds=seconds)
+        used = sum(cpu_seconds(node.pid) for node in nodes) - before
+        return {**figures, "server_cpu": used / max(figures["rate"] * seconds, 1.0)}
 
 
 def step_name(figure: str, clients: int) -> str:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from benchmarks.peers.clients.crew import Outcome
 from benchmarks.peers.load import Load
 from benchmarks.peers.program import TIMEOUT, Figures, Program, ProgramError
+from benchmarks.peers.warm_up import WarmUp
 
 # Seconds until all contenders begin together.
 START_DELAY = 0.05
@@ -19,13 +20,10 @@ START_DELAY = 0.05
 class Team:
     """Answers to three commands; after a failure all programs are killed, and start again when they are needed.
 
-    ``warm_up`` is called with each program that is about to start. With ``is_apart`` each contender of a load has a
-    program of its own, and else one program has all of them.
+    With ``is_apart`` each contender of a load has a program of its own, and else one program has all of them.
     """
 
-    def __init__(
-        self, new_program: Callable[[], Program], *, is_apart: bool, warm_up: Callable[[Program], object]
-    ) -> None:
+    def __init__(self, new_program: Callable[[], Program], *, is_apart: bool, warm_up: WarmUp) -> None:
         """Start nothing yet."""
         self._new_program = new_program
         self._is_apart = is_apart
@@ -41,10 +39,13 @@ class Team:
             self._programs.append(self._new_program())
         self._open = self._programs[:count]
         with self._killed_by_failure():
+            new = [program for program in self._open if not program.is_started]
+            for program in new:
+                self._warm_up.alone(program)
             for number, program in enumerate(self._open):
-                if not program.is_started:
-                    self._warm_up(program)
                 program.ask(f"open {share.words()} number={number}")
+            if new and self._is_apart:
+                self._warm_up.together(self.run)
 
     def run(self, seconds: float) -> Figures:
         """Let all contenders work at the same time; return the figures of all of them together."""

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,7 @@ from benchmarks.peers.scenarios import SCENARIOS
 from benchmarks.peers.summary import Summary
 from benchmarks.peers.tables import BLOCKS, blocks, faster, figures, ratios, speed
 from benchmarks.peers.team import Team
+from benchmarks.peers.warm_up import MAX_TURNS, WarmUp
 from tests.toolbox.timing import scaled
 
 pytestmark = pytest.mark.once
@@ -280,13 +281,43 @@ def test_program__is_silent() -> None:
         assert not program.is_started
 
 
+@pytest.mark.parametrize(
+    ("spent", "turns"),
+    [
+        pytest.param([9, 5, 6, 5, 5], 5, id="compiles"),
+        pytest.param([9, 5, 6, 4, 4, 4, 4], 7, id="compiles_again"),
+        pytest.param([2.0**-number for number in range(20)], MAX_TURNS, id="always_compiles"),
+    ],
+)
+def test_warm_up(spent: list[float], turns: int) -> None:
+    """Programs are warm when their cycles have not become cheaper for three turns."""
+    left = list(spent)
+    WarmUp(0.1).together(lambda seconds: {"cpu": 10 * left.pop(0), "cycles": 10.0})
+    assert len(spent) - len(left) == turns
+
+
+class Begun(WarmUp):
+    """What began: the programs that started, and how many were open when the team worked for the first time."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.programs: list[Program] = []
+        self.at_first: list[int] = []
+
+    def alone(self, program: Program) -> None:
+        self.programs.append(program)
+
+    def together(self, run: Callable[[float], Figures]) -> None:
+        self.at_first.append(len(self.programs))
+
+
 @contextmanager
-def team() -> Iterator[tuple[Team, list[Program]]]:
-    """Return a team of programs with a contender each, and those that are to start."""
-    starting: list[Program] = []
-    new = Team(lambda: Program([sys.executable, "-c", MEMBER]), is_apart=True, warm_up=starting.append)
+def team() -> Iterator[tuple[Team, Begun]]:
+    """Return a team of programs with a contender each, and what has begun."""
+    begun = Begun()
+    new = Team(lambda: Program([sys.executable, "-c", MEMBER]), is_apart=True, warm_up=begun)
     try:
-        yield new, starting
+        yield new, begun
     finally:
         new.end()
 
@@ -294,7 +325,7 @@ def team() -> Iterator[tuple[Team, list[Program]]]:
 def test_team__as_one() -> None:
     """Each contender of a load has a program of its own; cycles and CPU are added up, and the last one counts."""
     load = Load(host="h", port=1, key="k", contenders=2, processes=True)
-    with team() as (members, starting):
+    with team() as (members, begun):
         for _ in range(2):
             members.open(load)
             ran = members.run(0.1)
@@ -302,18 +333,20 @@ def test_team__as_one() -> None:
             assert (ran["cycles"], ran["counted"], ran["longest"], ran["cpu"]) == (4, 2, 1, 0.5)
             members.close()
         # They are started once.
-        assert len(starting) == 2
+        assert len(begun.programs) == 2
+        assert begun.at_first == [2]
 
 
 def test_team__after_a_failure() -> None:
     """If one program fails, no other keeps what was opened: all start again when they are needed."""
-    with team() as (members, starting):
+    with team() as (members, begun):
         members.open(Load(host="h", port=1, key="k", contenders=3, processes=True))
         with pytest.raises(ProgramError, match="has ended"):
             members.run(0.1)
         members.open(Load(host="h", port=1, key="k", contenders=2, processes=True))
         assert members.run(0.1)["cycles"] == 4
-        assert len(starting) == 5
+        assert len(begun.programs) == 5
+        assert begun.at_first == [3, 5]
 
 
 def test_delay__each_way_and_in_order() -> None:
