@@ -171,12 +171,18 @@ def _cut(values: dict[str, Any], limit: int) -> dict[str, Any]:
 def _work(value: object) -> Work | None:
     if not isinstance(value, dict):
         return None
-    child = _number(value.get("child"))
+    given = value.get
+    child = _number(given("child"))
     return Work(
-        **{name: _text(value.get(name)) for name in ("kind", "name", "id", "worker", "command", "arguments")},
+        kind=_text(given("kind")),
+        name=_text(given("name")),
+        id=_text(given("id")),
+        worker=_text(given("worker")),
         child=child if isinstance(child, int) else None,
-        time_limit=_number(value.get("time_limit")),
-        forgotten=value.get("forgotten") is True,
+        time_limit=_number(given("time_limit")),
+        forgotten=given("forgotten") is True,
+        command=_text(given("command")),
+        arguments=_text(given("arguments")),
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate
 from math import inf
+from operator import le
 from typing import Any
 
 from django.core.management.base import OutputWrapper
@@ -325,8 +326,12 @@ def _lines(
     coloured = header.index(COLOURED) if COLOURED in header else None
     lines = []
     for row in (header, *rows):
-        fits = zip(row, sizes, header, strict=True)
-        cells = [_fit(cell, size, cut=name not in uncut) for cell, size, name in fits]
+        if "".join(row).isascii() and all(map(le, map(len, row), sizes)):
+            # Nearly all rows of a long list.
+            cells = list(map(str.ljust, row, sizes))
+        else:
+            fits = zip(row, sizes, header, strict=True)
+            cells = [_fit(cell, size, cut=name not in uncut) for cell, size, name in fits]
         if coloured is not None and row[coloured] in styles:
             cells[coloured] = styles[row[coloured]](cells[coloured])
         lines.append(COLUMN_GAP.join(cells).rstrip())
@@ -336,7 +341,7 @@ def _lines(
 def _sizes(header: Sequence[str], rows: Sequence[Sequence[str]], *, limited: bool = False) -> list[int]:
     """Return the width of each column; if ``limited``, without texts so long that they would pad all other rows."""
     limits = [(MAX_KEY_WIDTH if name == "KEY" else MAX_WIDTH) if limited else inf for name in header]
-    columns = [list(map(_display_width, texts)) for texts in zip(header, *rows, strict=True)]
+    columns = [_display_widths(texts) for texts in zip(header, *rows, strict=True)]
     return [max(each for each in column if each <= limit) for column, limit in zip(columns, limits, strict=True)]
 
 
@@ -399,15 +404,16 @@ def _ranges(ranges: Sequence[tuple[int, int]]) -> str:
 
 
 def _fit(text: str, size: int, *, cut: bool) -> str:
-    if text.isascii() and len(text) <= size:
-        # Nearly all cells of a long list.
-        return text.ljust(size)
     excess = _display_width(text) - size
     if excess > 0 and cut:
         ends = list(accumulate(map(_display_width, text)))
         text = text[: bisect_right(ends, size - 1)] + "…"
         excess = _display_width(text) - size
     return text + " " * -excess
+
+
+def _display_widths(texts: Sequence[str]) -> list[int]:
+    return list(map(len if "".join(texts).isascii() else _display_width, texts))
 
 
 def _display_width(text: str) -> int:
