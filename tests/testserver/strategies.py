@@ -279,7 +279,9 @@ together: st.SearchStrategy[Operation] = weighted(
     (1, read_multis),
 )
 plain = weighted((20, together), (1, accesses))
-requests: st.SearchStrategy[Operation] = weighted((40, plain), (1, st.builds(Cut, plain, st.integers(1, 80))))
+# WhoAmI has no body that could be cut, and the real server answers it in the order of a hash, which `Cut` compares.
+cuttable = plain.filter(lambda operation: not isinstance(operation, WhoAmI))
+requests: st.SearchStrategy[Operation] = weighted((40, plain), (1, st.builds(Cut, cuttable, st.integers(1, 80))))
 
 # After these the connection is another one: they do not share a packet.
 auths: st.SearchStrategy[Operation] = weighted(

@@ -514,18 +514,20 @@ def explore(faults: tuple[str, ...], size: int, patch: Callable[[object, str, ob
         world = World(faults, size, scoreboard)
         try:
             for name in taken:
-                dict(world.actions())[name]()
+                next(take for each, take in world.actions() if each == name)()
             world.check()
             # The first action goes on in this world, the others begin again in one of their own.
             while (key := world.key()) not in seen:
                 seen.add(key)
-                first, *others = dict(world.actions()) or [""]
-                waiting += [(*taken, name) for name in others]
-                taken.append(first or "to the end")
-                if not first:
+                possible = list(world.actions())
+                if not possible:
+                    taken.append("to the end")
                     world.come_to_end()
                     break
-                dict(world.actions())[first]()
+                (first, take), *others = possible
+                waiting += [(*taken, name) for name, _ in others]
+                taken.append(first)
+                take()
                 world.check()
         except Exception as error:
             raise AssertionError(f"{error!r} in the world {faults} of {size} after {taken}") from error
