@@ -204,7 +204,8 @@ class Judge:
         rule = MEANINGS[turn.rule]
         for key in turn.keys:
             found = [each for each in self.claims if key in each.turn.keys and each.granted_at < moment]
-            believing = [each for each in found if each.believes()]
+            # The holder of a broken node may believe in it still.
+            believing = [each for each in found if each.believes() and not self._is_broken(each)]
             limits = [each.rule.limit for each in believing if each.rule.limit is not None]
             is_full = rule.limit is not None and len(limits) >= min([rule.limit, *limits])
             if is_full or any(each.rule.kind in rule.conflicts for each in believing):
