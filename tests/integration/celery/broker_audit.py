@@ -71,6 +71,8 @@ def redis_options(unacknowledged: str, visibility_timeout: float) -> dict[str, A
         "unacked_key": unacknowledged,
         "unacked_index_key": f"{unacknowledged}_index",
         "unacked_mutex_key": f"{unacknowledged}_mutex",
+        # A worker that is killed or cut off while it looks keeps others from it, for five minutes unless told.
+        "unacked_mutex_expire": 2,
     }
 
 

@@ -297,7 +297,10 @@ def test_storm(
                 if task.state != "REVOKED" and not any(run > came for run in began[name])
             ]
 
-        wait_until(lambda: not unserved(), 90, "every call is followed by a run")
+        try:
+            wait_until(lambda: not unserved(), 90, "every call is followed by a run")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{unserved()}\n{list(operations.sent_calls())}") from error
         assert len({task.id for _name, _came, task in calls}) < len(calls)
         sender.wait_marks()
 
