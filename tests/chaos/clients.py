@@ -97,13 +97,12 @@ class Client(Process):
         (self.folder / word).touch()
 
     def has(self, what: str) -> bool:
-        """Tell whether the last that it has written is a row of this kind."""
+        """Tell whether a row of this kind is among its last; what its connection tells may follow."""
         if not self.is_ready():
             return False
         with self._file.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
-            last = file.read().splitlines()[-1]
-        return f'"what": "{what}"'.encode() in last
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 65_536))
+            return f'"what": "{what}"'.encode() in file.read()
 
     def stacks(self) -> str:
         """Return what its threads and its children do, by the signal for that."""
